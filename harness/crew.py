@@ -1,0 +1,235 @@
+"""Runs N named threads over one function and keeps one outcome per thread.
+
+Start patterns:
+
+* ``staggered`` (default): member i starts when member i-1 has finished work step ``after_step``.
+  That is an event, not a delay. A warm thread that keeps stepping beside one that compiles is
+  what shows compile races.
+* ``together``: all members are released at once.
+
+Nothing waits for ever: one deadline covers the whole run; a member that ends early, well or
+badly, releases whoever waited for it; a member that has not ended at the deadline is reported as
+``unfinished`` with its stack. A Python thread cannot be stopped from outside: members are daemon
+threads, and a process with an unfinished member should end by ``os._exit`` (an isolated case
+does).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.capture import CapturedError, Frame, capture_error, stack_of
+
+if TYPE_CHECKING:
+    from harness.hooks import Hooks
+    from harness.schedule import Script
+
+STARTS = ("staggered", "together")
+COMPLETED, RAISED, UNFINISHED = "completed", "raised", "unfinished"
+
+
+class CrewError(ValueError):
+    """The crew was asked for something that cannot be; one line says what."""
+
+
+@dataclass
+class Outcome:
+    """What became of one thread.
+
+    Attributes:
+        thread: its name.
+        state: ``completed``, ``raised`` or ``unfinished``.
+        steps: work steps that it finished.
+        seconds: from its start to its end (or to the deadline).
+        result: what its function returned.
+        error: the exception, as data.
+        stack: where an unfinished thread was at the deadline, outermost frame first.
+    """
+
+    thread: str
+    state: str = UNFINISHED
+    steps: int = 0
+    seconds: float = 0.0
+    result: Any = field(default=None, repr=False)
+    error: CapturedError | None = None
+    stack: tuple[Frame, ...] = field(default=(), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for a report; the result stays behind, it may be anything."""
+        data = asdict(self)
+        del data["result"]
+        return data
+
+
+class Member:
+    """What the crew's function is given: who it is, and how it says that it makes progress."""
+
+    def __init__(self, crew: Crew, index: int, name: str) -> None:
+        self.index = index
+        self.name = name
+        self.steps_done = 0
+        self._crew = crew
+        self._step_done: dict[int, threading.Event] = {}
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def step(self, number: int) -> _WorkStep:
+        """``with member.step(3): ...``: work step ``number`` (from 0) begins and ends here."""
+        return _WorkStep(self, number)
+
+    @property
+    def stopping(self) -> bool:
+        """True once the crew's deadline has passed; a long loop may look at it and leave."""
+        return self._crew.stopping
+
+    def _event(self, number: int) -> threading.Event:
+        with self._lock:
+            event = self._step_done.setdefault(number, threading.Event())
+            if self._ended or number < self.steps_done:
+                event.set()
+            return event
+
+    def _finish(self, number: int) -> None:
+        with self._lock:
+            self.steps_done = max(self.steps_done, number + 1)
+            for step, event in self._step_done.items():
+                if step < self.steps_done:
+                    event.set()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+            for event in self._step_done.values():
+                event.set()
+
+
+class _WorkStep:
+    def __init__(self, member: Member, number: int) -> None:
+        self._member = member
+        self._number = number
+
+    def __enter__(self) -> int:
+        hooks = self._member._crew.hooks
+        if hooks is not None:
+            hooks.work_step(self._number)
+            hooks.emit("step.begin")
+        return self._number
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        hooks = self._member._crew.hooks
+        if kind is None:
+            self._member._finish(self._number)
+            if hooks is not None:
+                hooks.emit("step.end")
+        if hooks is not None:
+            hooks.work_step(None)
+
+
+class Crew:
+    """``size`` threads called ``NAME-0 .. NAME-(size-1)``; see the module's docstring.
+
+    Args:
+        size: number of threads, at least 1.
+        start: ``staggered`` or ``together``.
+        after_step: with ``staggered``, the step of the member before that releases the next one.
+        deadline: seconds for the whole run.
+        name: common part of the threads' names.
+        hooks: where work steps are announced (:class:`harness.hooks.Hooks`), or None.
+        script: told when a member has ended (:class:`harness.schedule.Script`), or None.
+
+    Raises:
+        CrewError: for a size below 1, an unknown start pattern or a deadline that is not positive.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        start: str = "staggered",
+        after_step: int = 1,
+        deadline: float = 120.0,
+        name: str = "drafter",
+        hooks: Hooks | None = None,
+        script: Script | None = None,
+    ) -> None:
+        if size < 1:
+            raise CrewError(f"a crew needs at least 1 thread, not {size}")
+        if start not in STARTS:
+            raise CrewError(f"unknown start pattern {start!r}: use {' or '.join(STARTS)}")
+        if not deadline > 0:
+            raise CrewError(f"a crew's deadline must be positive, not {deadline}")
+        self.start = start
+        self.after_step = after_step
+        self.deadline = deadline
+        self.hooks = hooks
+        self.script = script
+        self.stopping = False
+        self.members = [Member(self, index, f"{name}-{index}") for index in range(size)]
+        self._extra: list[tuple[Member, Callable[[Member], Any]]] = []
+
+    def add(self, name: str, function: Callable[[Member], Any]) -> Member:
+        """Adds one more thread with its own function; it starts at once, whatever the pattern."""
+        member = Member(self, -1, name)
+        self._extra.append((member, function))
+        return member
+
+    def run(self, function: Callable[[Member], Any]) -> list[Outcome]:
+        """Runs ``function(member)`` in every thread; returns the outcomes in the members' order.
+
+        Returns when all have ended or the deadline has passed, whichever comes first. Never
+        raises what a member raised.
+        """
+        begun = time.monotonic()
+        released = threading.Event()
+        work = [(member, function) for member in self.members] + self._extra
+        outcomes = {member.name: Outcome(member.name) for member, _ in work}
+        threads: dict[str, threading.Thread] = {}
+
+        def body(member: Member, function: Callable[[Member], Any]) -> None:
+            outcome = outcomes[member.name]
+            self._await_start(member, released)
+            started = time.monotonic()
+            try:
+                outcome.result = function(member)
+                outcome.state = COMPLETED
+            except BaseException as error:
+                outcome.error = capture_error(error)
+                outcome.state = RAISED
+            finally:
+                outcome.seconds = time.monotonic() - started
+                outcome.steps = member.steps_done
+                member._end()
+                if self.script is not None:
+                    self.script.thread_ended(member.name)
+
+        for member, own in work:
+            threads[member.name] = threading.Thread(
+                target=body, args=(member, own), name=member.name, daemon=True
+            )
+        for thread in threads.values():
+            thread.start()
+        released.set()
+        for thread in threads.values():
+            thread.join(max(0.0, begun + self.deadline - time.monotonic()))
+        self.stopping = True
+        frames = sys._current_frames()
+        for name, thread in threads.items():
+            if thread.is_alive():
+                outcome = outcomes[name] = Outcome(name)  # the thread may still write to the old
+                outcome.seconds = time.monotonic() - begun
+                outcome.steps = next(m.steps_done for m, _ in work if m.name == name)
+                frame = frames.get(thread.ident or -1)
+                outcome.stack = stack_of(frame) if frame is not None else ()
+        return list(outcomes.values())
+
+    def _await_start(self, member: Member, released: threading.Event) -> None:
+        # Both waits end: `released` is set by run(), and a member that ends sets its events.
+        released.wait(self.deadline)
+        if self.start == "staggered" and member.index > 0:
+            before = self.members[member.index - 1]
+            before._event(self.after_step).wait(self.deadline)

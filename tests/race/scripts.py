@@ -1,0 +1,63 @@
+"""The forced interleavings of the suite, and what torch must have for each.
+
+A script names threads, points and work steps (tests/race/program.py: row length changes at step
+4). None depends on luck: see harness/schedule.py.
+"""
+
+from __future__ import annotations
+
+DRAFTERS = ("drafter-0", "drafter-1", "drafter-2")
+
+# One thread after the other compiles its first row length; then all are warm. Without it a
+# control could die early, of the same race, at a place of its own choosing.
+WARM_UP = (
+    *(f"{name} {point} step=0" for name in DRAFTERS for point in ("step.begin", "step.end")),
+    *(f"{name} step.begin step=1" for name in DRAFTERS),
+)
+
+# Warm threads 0 and 2 call compiled code while thread 1, at its second row length, is inside a
+# trace of its recompile. All three are warm before it begins, so nobody waits for dynamo's lock.
+TRACE_BESIDE_WARM_CALLS = (
+    "drafter-0 step.begin step=3",
+    "drafter-2 step.begin step=3",
+    "drafter-1 step.begin step=4",
+    "drafter-1 trace.body step=4",
+    "drafter-0 call.arrive step=3",
+    "drafter-0 call.settled step=3",
+    "drafter-2 call.arrive step=3",
+    "drafter-2 call.settled step=3",
+    "drafter-1 trace.end step=4",
+)
+
+# Two threads find no annotation, both write, both take it away: the second finds nothing.
+ANNOTATIONS_OVERLAP = (
+    "drafter-0 annotate.tested step=2",
+    "drafter-1 annotate.tested step=2",
+    "drafter-0 annotate.write step=2",
+    "drafter-1 annotate.write step=2",
+    "drafter-0 annotate.body step=2",
+    "drafter-1 annotate.body step=2",
+)
+
+# A make_fx that holds no lock is parked in its body while the warm threads call, one after the
+# other: eager flex_attention traces too, and two such traces at once fail in another way.
+FOREIGN_TRACE = (
+    *(f"{name} step.begin step=3" for name in DRAFTERS),
+    "tracer trace.begin",
+    "tracer trace.body",
+    *(
+        f"{name} {point} step=3"
+        for name in DRAFTERS
+        for point in ("call.arrive", "call.settled", "step.end")
+    ),
+    "tracer trace.end",
+)
+
+
+def masks_annotate() -> bool:
+    """Whether building a BlockMask enters ``torch.fx.traceback.annotate`` on this torch."""
+    import inspect
+
+    from torch.nn.attention import flex_attention as flex
+
+    return "annotate(" in inspect.getsource(flex._dense_to_ordered)
