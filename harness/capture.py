@@ -20,11 +20,11 @@ PASSED = "passed through"
 
 # The frames that a diagnosis of a compile race is about; the others are kept but not shown first.
 _CENTRAL = (
-    "torch/_dynamo/eval_frame.py",
-    "torch/_dynamo/convert_frame.py",
-    "torch/fx/_symbolic_trace.py",
-    "torch/fx/traceback.py",
-    "torch/fx/experimental/proxy_tensor.py",
+    "/torch/_dynamo/eval_frame.py",
+    "/torch/_dynamo/convert_frame.py",
+    "/torch/fx/_symbolic_trace.py",
+    "/torch/fx/traceback.py",
+    "/torch/fx/experimental/proxy_tensor.py",
 )
 
 
@@ -87,7 +87,7 @@ class CapturedError:
 
 def shorten(file: str) -> str:
     """The path from the package on: ``.../site-packages/torch/x.py`` -> ``torch/x.py``."""
-    parts = PurePath(file).parts
+    parts = PurePath(file.lstrip("/")).parts
     for marker in ("site-packages", "dist-packages"):
         if marker in parts:
             return "/".join(parts[len(parts) - parts[::-1].index(marker) :])
@@ -103,17 +103,18 @@ def capture_error(error: BaseException) -> CapturedError:
     text = "".join(traceback.format_exception(error))
     chain: list[BaseException] = []
     seen = {id(error)}
-    nxt = error.__cause__ or error.__context__
+    nxt = _behind(error)
     while nxt is not None and id(nxt) not in seen:
         seen.add(id(nxt))
         chain.append(nxt)
-        nxt = nxt.__cause__ or nxt.__context__
+        nxt = _behind(nxt)
     return CapturedError(
         type=_name(error),
-        message=str(error),
+        message=message_of(error),
         frames=_frames(error.__traceback__),
         causes=tuple(
-            CapturedError(_name(cause), str(cause), _frames(cause.__traceback__)) for cause in chain
+            CapturedError(_name(cause), message_of(cause), _frames(cause.__traceback__))
+            for cause in chain
         ),
         text=text,
     )
@@ -143,10 +144,24 @@ def _frame(frame: Any, line: int, role: str) -> Frame:
         function=frame.f_code.co_name,
         source=linecache.getline(file, line, frame.f_globals).strip(),
         role=role,
-        central=shorten(file) in _CENTRAL,
+        central=f"/{file}".endswith(_CENTRAL),
     )
+
+
+def _behind(error: BaseException) -> BaseException | None:
+    """The nearest hidden exception, also one that ``raise ... from None`` keeps out of sight."""
+    return error.__context__ if error.__cause__ is None else error.__cause__
+
+
+def message_of(error: BaseException) -> str:
+    """Its text; never raises."""
+    try:
+        return str(error)
+    except Exception as second:  # a thread must not lose its outcome to a broken __str__
+        return f"<str() of it raised {type(second).__name__}>"
 
 
 def _name(error: BaseException) -> str:
     cls = type(error)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    builtin = cls.__module__ == "builtins"
+    return cls.__qualname__ if builtin else f"{cls.__module__}.{cls.__qualname__}"

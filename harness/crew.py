@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.capture import CapturedError, Frame, capture_error, stack_of
@@ -61,7 +61,7 @@ class Outcome:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for a report; the result stays behind, it may be anything."""
-        data = asdict(self)
+        data = asdict(replace(self, result=None))  # asdict copies deeply, and tensors refuse
         del data["result"]
         return data
 
@@ -143,7 +143,8 @@ class Crew:
         script: told when a member has ended (:class:`harness.schedule.Script`), or None.
 
     Raises:
-        CrewError: for a size below 1, an unknown start pattern or a deadline that is not positive.
+        CrewError: for a size below 1, an unknown start pattern, a negative step, or a deadline
+            that is not a positive number of seconds.
     """
 
     def __init__(
@@ -161,19 +162,28 @@ class Crew:
             raise CrewError(f"a crew needs at least 1 thread, not {size}")
         if start not in STARTS:
             raise CrewError(f"unknown start pattern {start!r}: use {' or '.join(STARTS)}")
-        if not deadline > 0:
-            raise CrewError(f"a crew's deadline must be positive, not {deadline}")
+        if after_step < 0:
+            raise CrewError(f"work steps count from 0: after_step cannot be {after_step}")
+        if not 0 < deadline <= threading.TIMEOUT_MAX:
+            raise CrewError(f"a crew's deadline must be positive and finite, not {deadline}")
         self.start = start
         self.after_step = after_step
         self.deadline = deadline
         self.hooks = hooks
         self.script = script
         self.stopping = False
+        self._used = False
         self.members = [Member(self, index, f"{name}-{index}") for index in range(size)]
         self._extra: list[tuple[Member, Callable[[Member], Any]]] = []
 
     def add(self, name: str, function: Callable[[Member], Any]) -> Member:
-        """Adds one more thread with its own function; it starts at once, whatever the pattern."""
+        """Adds one more thread with its own function; it starts at once, whatever the pattern.
+
+        Raises:
+            CrewError: when another thread of the crew has that name already.
+        """
+        if any(name == member.name for member in self._everybody()):
+            raise CrewError(f"a thread of this crew is called {name!r} already")
         member = Member(self, -1, name)
         self._extra.append((member, function))
         return member
@@ -182,8 +192,15 @@ class Crew:
         """Runs ``function(member)`` in every thread; returns the outcomes in the members' order.
 
         Returns when all have ended or the deadline has passed, whichever comes first. Never
-        raises what a member raised.
+        raises what a member raised. After the deadline nobody starts any more: a member whose
+        turn had not come is ``unfinished`` and stays so.
+
+        Raises:
+            CrewError: on a second call; make a new crew for it.
         """
+        if self._used:
+            raise CrewError("a crew runs once: make a new one")
+        self._used = True
         begun = time.monotonic()
         released = threading.Event()
         work = [(member, function) for member in self.members] + self._extra
@@ -192,9 +209,11 @@ class Crew:
 
         def body(member: Member, function: Callable[[Member], Any]) -> None:
             outcome = outcomes[member.name]
-            self._await_start(member, released)
+            may_start = self._await_start(member, released)
             started = time.monotonic()
             try:
+                if not may_start:
+                    return
                 outcome.result = function(member)
                 outcome.state = COMPLETED
             except BaseException as error:
@@ -211,25 +230,43 @@ class Crew:
             threads[member.name] = threading.Thread(
                 target=body, args=(member, own), name=member.name, daemon=True
             )
-        for thread in threads.values():
-            thread.start()
-        released.set()
-        for thread in threads.values():
-            thread.join(max(0.0, begun + self.deadline - time.monotonic()))
-        self.stopping = True
+        try:
+            for thread in threads.values():
+                thread.start()
+            released.set()
+            for thread in threads.values():
+                thread.join(max(0.0, begun + self.deadline - time.monotonic()))
+            self.stopping = True
+            self._look_at_the_late(threads, outcomes, begun)
+        finally:  # who has not started is woken and leaves, also after Ctrl-C
+            self.stopping = True
+            released.set()
+            for member in self.members:
+                member._end()
+        return list(outcomes.values())
+
+    def _everybody(self) -> list[Member]:
+        return [*self.members, *(member for member, _ in self._extra)]
+
+    def _look_at_the_late(
+        self,
+        threads: dict[str, threading.Thread],
+        outcomes: dict[str, Outcome],
+        begun: float,
+    ) -> None:
+        steps = {member.name: member.steps_done for member in self._everybody()}
         frames = sys._current_frames()
         for name, thread in threads.items():
             if thread.is_alive():
                 outcome = outcomes[name] = Outcome(name)  # the thread may still write to the old
+                outcome.steps = steps[name]
                 outcome.seconds = time.monotonic() - begun
-                outcome.steps = next(m.steps_done for m, _ in work if m.name == name)
                 frame = frames.get(thread.ident or -1)
                 outcome.stack = stack_of(frame) if frame is not None else ()
-        return list(outcomes.values())
 
-    def _await_start(self, member: Member, released: threading.Event) -> None:
-        # Both waits end: `released` is set by run(), and a member that ends sets its events.
-        released.wait(self.deadline)
+    def _await_start(self, member: Member, released: threading.Event) -> bool:
+        # Both waits end: `released` is set by run(), and so is the event of a member that ends.
+        released.wait()
         if self.start == "staggered" and member.index > 0:
-            before = self.members[member.index - 1]
-            before._event(self.after_step).wait(self.deadline)
+            self.members[member.index - 1]._event(self.after_step).wait()
+        return not self.stopping

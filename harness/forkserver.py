@@ -15,6 +15,7 @@ import ctypes
 import faulthandler
 import importlib
 import importlib.util
+import io
 import json
 import os
 import select
@@ -59,6 +60,7 @@ def main() -> None:
     if (threads := len(os.listdir("/proc/self/task"))) != 1:
         _send(channel, {"error": f"the preloaded modules started {threads - 1} threads"})
         return
+    print(end="", flush=True)  # or every case would print once more what a preload has printed
     _send(channel, {"ready": os.getpid()})
     _serve(channel, wake_read)
     _stop()
@@ -95,7 +97,6 @@ def _serve(channel: socket.socket, wake: int) -> None:
 
 
 def _fork(channel: socket.socket, request: dict[str, Any]) -> None:
-    asked = time.monotonic()
     server = os.getpid()
     # The case says "started" itself, over a pipe, so that the figure includes the fork.
     read_end, write_end = os.pipe()
@@ -115,7 +116,7 @@ def _fork(channel: socket.socket, request: dict[str, Any]) -> None:
         stamp += chunk
     os.close(read_end)
     started = float(stamp or b"0") or time.monotonic()
-    _send(channel, {"started": started, "asked": asked, "pid": pid})
+    _send(channel, {"started": started, "pid": pid})
 
 
 def _case(request: dict[str, Any], server: int, channel: socket.socket, stamp: int) -> NoReturn:
@@ -141,8 +142,9 @@ def _case(request: dict[str, Any], server: int, channel: socket.socket, stamp: i
     try:
         value = _load(request["file"], request["name"])(**request["arguments"])
         answer = json.dumps({"value": value})
-    except BaseException:
-        answer = json.dumps({"error": traceback.format_exc()})
+    except BaseException as error:
+        what = traceback.format_exception_only(error)[0].splitlines()[0]
+        answer = json.dumps({"error": traceback.format_exc(), "what": what})
     # Whole or not at all: a kill between the two lines must not look like an answer.
     partial = folder / "answer.json.part"
     partial.write_text(answer)
@@ -177,6 +179,8 @@ def _redirect(path: Path) -> None:
     os.dup2(target, 1)
     os.dup2(target, 2)
     os.close(target)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a case prints outlives its crash
 
 
 def _send(channel: socket.socket, message: dict[str, Any]) -> None:

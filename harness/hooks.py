@@ -49,8 +49,10 @@ class Hooks:
         self._listeners = listeners
         self._stack = contextlib.ExitStack()
         self._local = _Depth()
+        self._open = False
 
     def __enter__(self) -> Hooks:
+        self._open = True
         try:
             self._install_calls()
             self._install_traces()
@@ -58,6 +60,7 @@ class Hooks:
             self._install_flex()
             self._install_lock()
         except BaseException:
+            self._open = False
             self._stack.close()
             raise
         return self
@@ -68,15 +71,17 @@ class Hooks:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
+        self._open = False  # what was compiled meanwhile keeps its wrapper: it falls silent
         self._stack.close()
 
     def emit(self, point: str, error: BaseException | None = None) -> None:
         """Tells the listeners that this thread is at ``point``.
 
-        What a listener itself does (a probe that calls compiled code, say) sends no events.
+        What a listener itself does (a probe that calls compiled code, say) sends no events, and
+        nothing does once the hooks are closed.
         """
         local = self._local
-        if local.muted:
+        if local.muted or not self._open:
             return
         local.muted = True
         try:
@@ -107,7 +112,7 @@ class Hooks:
             return self._observed(compiled)
 
         def checked(callback: Any) -> Any:
-            if self._local.call == 1:
+            if self._local.call == 1 and not self._local.settled:  # disabled functions come too
                 self.emit("call.checked")
                 self._settle()
             return from_stance(callback)
@@ -187,6 +192,7 @@ class Hooks:
         annotate = getattr(fx_traceback, "annotate", None)
         if annotate is None:
             return  # torch without annotations has no such state either
+        self._need(fx_traceback, "copy", "the test inside annotate")
         plain_copy = fx_traceback.copy
 
         class ObservedCopy:
@@ -252,12 +258,12 @@ class Hooks:
     # ------------------------------------------------------------------------------------------
 
     def _need(self, owner: Any, name: str, what: str) -> None:
-        if not hasattr(owner, name):
+        if name not in vars(owner):  # not hasattr: every class can be asked for __call__
             import torch
 
-            where = getattr(owner, "__module__", owner.__name__)
+            inside = f"{owner.__module__}." if isinstance(owner, type) else ""
             raise HookError(
-                f"torch {torch.__version__} has no {where}.{name}: "
+                f"torch {torch.__version__} has no {inside}{owner.__name__}.{name}: "
                 f"the harness cannot see {what} on this version"
             )
 

@@ -50,6 +50,7 @@ PRELOAD = (
     "torch.nn.attention.flex_attention",
 )
 _SERVER_START_LIMIT = 300.0  # importing torch cold from a slow disk takes a minute at worst
+_LONGEST = 1e6  # seconds; C timers overflow beyond some such figure
 _GRACE = 10.0  # between the case's own watchdog and the supervisor's kill
 _MAX_CAPTURE = 20_000  # characters of a case's output kept in a result
 
@@ -70,7 +71,7 @@ class CaseResult:
         dump: the faulthandler dump ("" when none was written).
         output: the end of the case's standard output and error.
         seconds: wall time from the request to the end.
-        start_seconds: from the request to the case's first own line.
+        start_seconds: from the request to the point where the case's file is loaded.
         folder: the case's files, kept only if the isolation was told to.
     """
 
@@ -124,6 +125,7 @@ class Isolation:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: _Channel | None = None
+        self._case: int | None = None  # process group of the case that the server runs
         self._count = 0
 
     def __enter__(self) -> Isolation:
@@ -174,12 +176,17 @@ class Isolation:
             label: name of the case's folder.
 
         Raises:
-            IsolationError: the function cannot be sent, the deadline is not positive, or the
-                server does not start.
+            IsolationError: the function or its arguments cannot be sent, the deadline is not a
+                positive number of seconds, or the server does not start or dies.
         """
-        if not deadline > 0:
-            raise IsolationError(f"a case's deadline must be positive, not {deadline}")
+        if not 0 < deadline <= _LONGEST:
+            raise IsolationError(f"a case's deadline must be positive and finite, not {deadline}")
         file, name = _address(function)
+        plain = dict(arguments or {})
+        try:
+            json.dumps(plain)
+        except (TypeError, ValueError) as error:
+            raise IsolationError(f"{name}'s arguments must be plain data: {error}") from error
         with self._lock:
             channel = self._ensure_server()
             self._count += 1
@@ -189,14 +196,15 @@ class Isolation:
                 "op": "run",
                 "file": file,
                 "name": name,
-                "arguments": dict(arguments or {}),
+                "arguments": plain,
                 "folder": str(folder),
                 "deadline": deadline,
-                "sys_path": sys.path,
+                "sys_path": [str(entry) for entry in sys.path],
             }
             try:
                 channel.send(request)
                 started = channel.receive(deadline + _GRACE)
+                self._case = None if started is None else int(started["pid"])
                 ended = channel.receive(begun + deadline + _GRACE - time.monotonic())
                 if ended is None:
                     channel.send({"op": "kill"})
@@ -210,8 +218,9 @@ class Isolation:
             if started is None or ended is None:
                 self._abandon()
                 raise IsolationError(f"the fork server did not answer during {name}")
+            self._case = None
             result = _result(folder, ended, deadline, time.monotonic() - begun)
-            result.start_seconds = max(0.0, float(started["started"]) - float(started["asked"]))
+            result.start_seconds = max(0.0, float(started["started"]) - begun)
             if self._keep:
                 result.folder = str(folder)
             else:
@@ -245,6 +254,9 @@ class Isolation:
             ready = channel.receive(_SERVER_START_LIMIT)
         except (OSError, EOFError):
             ready = None
+        except BaseException:  # Ctrl-C or a timeout plugin while the server imports
+            self._abandon()
+            raise
         if ready is None or "error" in ready:
             self._abandon()
             why = "it ended before it was ready" if ready is None else ready["error"]
@@ -262,6 +274,11 @@ class Isolation:
             self._process.kill()
             self._process.wait()
             self._process = None
+        if self._case is not None:
+            # A server that was killed itself takes its case along, but not the case's children.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._case, signal.SIGKILL)
+            self._case = None
 
     def _case_folder(self, label: str) -> Path:
         if self._folder is None:
@@ -305,7 +322,7 @@ class _Channel:
 def _address(function: Callable[..., Any]) -> tuple[str, str]:
     name = getattr(function, "__qualname__", "")
     try:
-        file = inspect.getsourcefile(function)
+        file = inspect.getsourcefile(inspect.unwrap(function))  # a decorator's file is another
     except TypeError:
         file = None
     if not file or not name or "." in name or "<" in name:
@@ -333,8 +350,7 @@ def _result(folder: Path, ended: Mapping[str, Any], deadline: float, seconds: fl
     if code == 0 and answer.exists():
         data = json.loads(answer.read_text())
         if "error" in data:
-            last = data["error"].strip().splitlines()[-1]
-            return CaseResult("raised", last, error=data["error"], **common)
+            return CaseResult("raised", data["what"], error=data["error"], **common)
         return CaseResult("returned", "returned", value=data["value"], **common)
     return CaseResult("exit", f"ended by exit code {code} without a result", **common)
 

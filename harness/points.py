@@ -14,7 +14,7 @@ POINTS: dict[str, str] = {
     "call.settled": "the first of: checked, or the call has ended without being checked",
     "call.exit": "the compiled function has returned or raised",
     "trace.begin": "a thread is about to enter Tracer.trace",
-    "trace.body": "the traced function runs: the flag is up and nn.Module may be patched",
+    "trace.body": "the traced function (not a module) runs: the flag is up, nn.Module patched",
     "trace.end": "the traced function has ended, Tracer.trace has not",
     "trace.left": "Tracer.trace has ended and put its state back",
     "annotate.tested": "torch.fx.traceback.annotate has looked whether an annotation is there",

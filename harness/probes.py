@@ -1,4 +1,4 @@
-"""The catalogue of compile state that one thread can see of another: what to read, and its rest value.
+"""The catalogue of compile state that one thread sees of another: what to read, its rest value.
 
 Each row names a piece of state, where it lives, what it is when nothing compiles, and whether
 the value belongs to the process or to the reading thread. A probe that this torch does not have
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PROCESS, THREAD = "process", "thread"
+_SHOWN = 200  # characters of a value in a report
 
 
 class _Unknown:
@@ -252,10 +253,16 @@ def show(value: Any) -> str:
     code = getattr(value, "__code__", None)
     if code is not None:
         return f"{code.co_qualname} ({code.co_filename.rsplit('/', 1)[-1]}:{code.co_firstlineno})"
-    return repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # another thread's fake tensors, say
+        text = f"<repr raised {type(error).__name__}>"
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def audit(rest: Mapping[str, Any], catalogue: tuple[Probe, ...] = CATALOGUE) -> list[dict[str, Any]]:
+def audit(
+    rest: Mapping[str, Any], catalogue: tuple[Probe, ...] = CATALOGUE
+) -> list[dict[str, Any]]:
     """Reads every probe after the threads have stopped: one row per probe, for the report."""
     rows = []
     for probe in catalogue:
@@ -299,7 +306,8 @@ def canary_eager_linear() -> str | None:
         with torch.no_grad():
             layer.weight.copy_(torch.eye(2))
             got = layer(torch.tensor([[1.0, 2.0]]))
-        return None if got.tolist() == [[1.0, 2.0]] else f"an identity nn.Linear gave {got.tolist()}"
+        right = got.tolist() == [[1.0, 2.0]]
+        return None if right else f"an identity nn.Linear gave {got.tolist()}"
     except Exception as error:
         return f"eager nn.Linear raised {type(error).__name__}: {error}"
 

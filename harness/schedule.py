@@ -9,8 +9,9 @@ A script is a short list of steps such as::
 
 A thread that arrives at a point of the script waits there until every earlier step has been
 passed. Points that the script does not name are free. Nothing waits for ever: each wait has a
-deadline, and a step whose thread has ended is known to be out of reach at once. A script that
-was not passed to its end is *missed*, and a missed script is a harness error, never a pass.
+deadline, and a step whose thread has ended, or waits at a later step, is known to be out of
+reach at once. A script that was not passed to its end is *missed*, and a missed script is a
+harness error, never a pass.
 
 Not covered yet: search over schedules, recording and replay of free runs.
 """
@@ -58,12 +59,14 @@ class Step:
         values: dict[str, int] = {}
         for option in options:
             name, _, value = option.partition("=")
-            if name not in ("step", "nth") or not value.isdigit():
+            if name not in ("step", "nth") or not (value.isascii() and value.isdigit()):
                 raise ScriptError(f"script line {text!r}: {option!r} is not step=N or nth=N")
+            if name in values:
+                raise ScriptError(f"script line {text!r}: {name} is given twice")
             values[name] = int(value)
+        if values.get("nth") == 0:
+            raise ScriptError(f"script line {text!r}: nth counts from 1")
         return cls(role, point, values.get("step"), values.get("nth", 1))
-
-
 
 
 class Script:
@@ -72,17 +75,24 @@ class Script:
     Args:
         steps: in the order in which they must be passed.
         patience: seconds that one thread waits at one step before the script counts as missed.
+
+    Raises:
+        ScriptError: a line cannot be read, or stands there twice (it could be passed once only).
     """
 
     def __init__(self, steps: Iterable[Step | str], *, patience: float = 30.0) -> None:
         self.steps = tuple(
             step if isinstance(step, Step) else Step.parse(step) for step in steps
         )
+        for index, step in enumerate(self.steps):
+            if step in self.steps[:index]:
+                raise ScriptError(f"script line '{step}' stands there twice: use nth=2")
         self.patience = patience
         self._changed = threading.Condition()
         self._next = 0
         self._seen: dict[tuple[str, str, int | None], int] = {}
         self._ended: set[str] = set()
+        self._waits_at: dict[str, int] = {}
         self._missed: str | None = None
 
     def on_event(self, event: Event) -> None:
@@ -92,11 +102,13 @@ class Script:
             if index is None:
                 return
             deadline = time.monotonic() + self.patience
+            self._waits_at[event.thread] = index
+            self._changed.notify_all()  # somebody may wait for what this thread cannot reach now
             while self._missed is None and self._next < index:
-                blocker = self.steps[self._next]
-                if blocker.role in self._ended:
-                    self._miss(f"'{blocker}' is out of reach: {blocker.role} has ended")
+                if (why := self._out_of_reach()) is not None:
+                    self._miss(why)
                     break
+                blocker = self.steps[self._next]
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
                     self._miss(
@@ -104,6 +116,7 @@ class Script:
                     )
                     break
                 self._changed.wait(remaining)
+            del self._waits_at[event.thread]
             if self._missed is None:
                 self._next = index + 1
                 self._changed.notify_all()
@@ -125,6 +138,16 @@ class Script:
         """The steps passed so far, in order."""
         with self._changed:
             return [str(step) for step in self.steps[: self._next]]
+
+    def _out_of_reach(self) -> str | None:
+        """Why nobody can pass the next step any more, if so."""
+        blocker = self.steps[self._next]
+        if blocker.role in self._ended:
+            return f"'{blocker}' is out of reach: {blocker.role} has ended"
+        at = self._waits_at.get(blocker.role, self._next)
+        if at > self._next:
+            return f"'{blocker}' is out of reach: {blocker.role} waits at '{self.steps[at]}'"
+        return None
 
     def _miss(self, why: str) -> None:
         self._missed = why

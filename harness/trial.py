@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from harness.crew import UNFINISHED, Crew, Member, Outcome
+from harness.crew import UNFINISHED, Crew, CrewError, Member, Outcome
 from harness.schedule import Script
 
 
@@ -79,7 +79,7 @@ class Trial:
         self._stack.close()
 
     def add_thread(self, name: str, function: Callable[[Member], Any]) -> None:
-        """One more thread beside the next crew, with a function of its own."""
+        """One more thread beside the crew, with a function of its own."""
         self._extra.append((name, function))
 
     def run(
@@ -92,7 +92,13 @@ class Trial:
         deadline: float = 120.0,
         name: str = "drafter",
     ) -> list[Outcome]:
-        """Runs a crew under this trial's hooks, watch and script; returns its outcomes."""
+        """Runs the crew under this trial's hooks, watch and script; returns its outcomes.
+
+        Raises:
+            CrewError: the crew cannot be, or the trial has run one already.
+        """
+        if self._outcomes:
+            raise CrewError("a trial runs one crew: make a new trial, in a new process")
         crew = Crew(
             size,
             start=start,

@@ -21,6 +21,7 @@ missed, no exposure, an unexpected failure in a control). It is never a pass.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -80,15 +81,17 @@ def _raised(record: Record) -> Iterator[str]:
     for outcome in record.get("outcomes", ()):
         if outcome["state"] == "raised":
             error = outcome["error"]
-            yield f"{outcome['thread']}: {error['type']}: {error['message'].splitlines()[0][:160] if error['message'] else ''}"
+            first = next(iter(error["message"].splitlines()), "")
+            yield f"{outcome['thread']}: {error['type']}: {first[:160]}"
 
 
 def _silently_eager(record: Record) -> Iterator[str]:
     for thread, count in record.get("watch", {}).get("eager_flex", {}).items():
-        yield f"{thread} ran flex_attention uncompiled {count} times"
-    for what in [record.get("canaries", {}).get("fresh-compile")]:
-        if what and "captured 0 graphs" in what:
-            yield what
+        if count:
+            yield f"{thread} ran flex_attention uncompiled {count} times"
+    what = record.get("canaries", {}).get("fresh-compile")
+    if what and "captured 0 graphs" in what:
+        yield what
 
 
 def _spurious_recompile(record: Record) -> Iterator[str]:
@@ -111,7 +114,7 @@ def _sticky_state(record: Record) -> Iterator[str]:
 
 def _wrong_number(record: Record) -> Iterator[str]:
     for row in record.get("numbers", ()):
-        if not row["difference"] <= row["tolerance"]:  # NaN must fail
+        if not 0 <= row["difference"] <= row["tolerance"] < math.inf:  # NaN must fail
             yield (
                 f"{row['what']} differs from the reference by {row['difference']:.3g}, "
                 f"allowed {row['tolerance']:.3g}"
@@ -147,10 +150,11 @@ class Expectation:
 
     Attributes:
         verdict: the word.
-        exception: class name of the exception (with ``raised``).
+        exception: class name of the exception (with ``raised``). This and the next three are
+            required of every thread that raised.
         message: text that its message contains.
         frame: ``file-end:function`` of the frame that raised it.
-        state: probe whose holder must be known to be another thread.
+        state: probe whose holder must be known to be another thread, for one victim at least.
         exposed: kinds of exposure that must have happened ("fx-trace", "annotation").
         unexposed: kinds that must not have happened (guards that allow no overlap).
     """
@@ -168,11 +172,14 @@ class Expectation:
         lines = []
         if (missed := record.get("script", {}).get("missed")) is not None:
             lines.append(f"script missed: {missed}")
+        if self.verdict is Verdict.COMPLETED and not record.get("outcomes"):
+            lines.append("the record names no thread: nothing ran, or the record was not returned")
         got = judge(record)
         if got is not self.verdict:
             why = "; ".join(str(finding) for finding in findings(record)[:3])
-            lines.append(f"verdict is {got}, expected {self.verdict}" + (f" ({why})" if why else ""))
-        if self.exception is not None:
+            seen = f" ({why})" if why else ""
+            lines.append(f"verdict is {got}, expected {self.verdict}{seen}")
+        if (self.exception, self.message, self.frame, self.state) != (None,) * 4:
             lines.extend(self._unmet_errors(record))
         for kind in self.exposed:
             if not exposures(record, kind):
@@ -187,22 +194,21 @@ class Expectation:
         lines = []
         dead = [o for o in record.get("outcomes", ()) if o["state"] == "raised"]
         if not dead:
-            lines.append(f"no thread raised {self.exception}")
+            lines.append(f"no thread raised {self.exception or 'anything'}")
         held = record.get("watch", {}).get("holders", {})
         for outcome in dead:
             error, who = outcome["error"], outcome["thread"]
-            if error["type"].rpartition(".")[2] != self.exception:
+            if self.exception not in (None, error["type"].rpartition(".")[2]):
                 lines.append(f"{who} raised {error['type']}, expected {self.exception}")
             if self.message is not None and self.message not in error["message"]:
                 lines.append(f"{who}: {self.message!r} is not in {error['message'][:120]!r}")
             if self.frame is not None and not _frame_matches(error, self.frame):
-                last = error["frames"][-1]
-                lines.append(
-                    f"{who} raised in {last['file']}:{last['line']} {last['function']}, "
-                    f"expected {self.frame}"
-                )
+                last = error["frames"][-1] if error["frames"] else None
+                where = f"{last['file']}:{last['line']} {last['function']}" if last else "no frame"
+                lines.append(f"{who} raised in {where}, expected {self.frame}")
         if self.state is not None and dead:
-            states = {held[o["thread"]]["state"] for o in dead if o["thread"] in held}
+            holders = {o["thread"]: held[o["thread"]] for o in dead if o["thread"] in held}
+            states = {h["state"] for victim, h in holders.items() if h["thread"] != victim}
             if states != {self.state}:
                 lines.append(
                     f"held state is {', '.join(sorted(states)) or 'unknown'}, expected {self.state}"
@@ -222,4 +228,4 @@ def _frame_matches(error: Mapping[str, Any], wanted: str) -> bool:
         return False
     file, _, function = wanted.rpartition(":")
     last = error["frames"][-1]
-    return bool(last["function"] == function and last["file"].endswith(file))
+    return bool(last["function"] == function and f"/{last['file']}".endswith(f"/{file}"))

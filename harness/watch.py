@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from harness import probes
-from harness.capture import Frame, stack_of
+from harness.capture import Frame, message_of, stack_of
 from harness.points import Event
 
 _TIMELINE_LIMIT = 4000
@@ -77,6 +77,7 @@ class Watch:
     # -- bystander -----------------------------------------------------------------------------
 
     def __enter__(self) -> Watch:
+        self._stop.clear()
         if self._interval > 0:
             self._bystander = threading.Thread(
                 target=self._look_on, name="race-bystander", daemon=True
@@ -145,7 +146,8 @@ class Watch:
         self._in_annotation[event.thread] += 1
 
     def _on_annotate_left(self, event: Event) -> None:
-        self._in_annotation[event.thread] -= 1
+        # An annotate that failed before its test was never counted as inside.
+        self._in_annotation[event.thread] = max(0, self._in_annotation[event.thread] - 1)
         if event.error is not None and self._last_annotation_exit not in (None, event.thread):
             self._blame(event.thread, "traceback-meta", [str(self._last_annotation_exit)])
         self._last_annotation_exit = event.thread
@@ -206,5 +208,5 @@ class Watch:
 
 
 def _brief(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"[:200]
+    return "" if error is None else f"{type(error).__name__}: {message_of(error)}"[:200]
 

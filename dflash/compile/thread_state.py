@@ -7,14 +7,18 @@ every thread's value. :class:`ThreadLocalGlobals` gives each thread its own, in 
 1. every function of the module that reads or writes one of the names is compiled again from
    the module's own source with ``NAME`` replaced by ``STORE.NAME``, and its ``__code__`` is
    exchanged. The function *object* stays: whoever imported it, closed over it or decorated it
-   before, ``compile_wrapper`` included, runs the new code. File and line numbers stay too;
+   before, ``compile_wrapper`` included, runs the new code. File and line numbers stay too.
+   Which ``NAME`` is the global one is not worked out here: the bytecode of the unchanged source
+   says so, with the position of each use;
 2. the name leaves the module's dictionary and becomes a property of the module, so that
    ``module.NAME`` from elsewhere reads and writes the calling thread's value;
 3. other modules that imported a *mutable* value by name (``from m import current_meta``) are
    treated the same way.
 
-Not covered: state in C++, functions that are being executed during the exchange (install
-before the threads start), and modules without source (an error, never a half-done exchange).
+Not covered: state in C++, references to a value that are not module globals, and functions that
+are being executed during the exchange (install before the threads start, remove after they have
+ended). Modules without source, or whose source is not what runs, are an error, never a
+half-done exchange.
 
 A thread that Python did not start (an autograd engine thread) is a thread like any other: it
 starts from the values at rest and sees nothing that the thread which called ``backward()`` set.
@@ -23,19 +27,26 @@ starts from the values at rest and sees nothing that the thread which called ``b
 from __future__ import annotations
 
 import ast
+import dis
 import gc
 import inspect
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _STORE_NAME = "__thread_local_globals__"
 
+_Position = tuple[int | None, int | None, int | None, int | None]
+
 
 class StateError(RuntimeError):
     """The state cannot be made thread-local on this torch; the message says why."""
+
+
+# -- values ------------------------------------------------------------------------------------
 
 
 class _Store(threading.local):
@@ -44,7 +55,6 @@ class _Store(threading.local):
     def __init__(self, rest: Mapping[str, Callable[[], Any]], watched: frozenset[str]) -> None:
         fields = self.__dict__
         fields["_watched"] = watched
-        fields["_rest"] = rest
         for name, make in rest.items():
             fields[name] = make()
 
@@ -54,93 +64,40 @@ class _Store(threading.local):
             _note_holder(name, bool(value))
 
 
-# Which threads hold a watched flag: name -> thread ids. Plain sets: add and discard are atomic
-# under the GIL, and the readers need a count, not a snapshot.
-_holders: dict[str, set[int]] = {}
+class _Holder:
+    """Stands for a thread, and dies with it: the system gives a dead thread's id out again."""
+
+
+class _ThisThread(threading.local):
+    def __init__(self) -> None:
+        self.holder = _Holder()
+
+
+_this_thread = _ThisThread()
+# Which threads hold a watched flag. The readers need a count, not a snapshot.
+_holders: dict[str, weakref.WeakSet[_Holder]] = {}
 
 
 def _note_holder(name: str, held: bool) -> None:
-    holders = _holders.setdefault(name, set())
+    holders = _holders.setdefault(name, weakref.WeakSet())
     if held:
-        holders.add(threading.get_ident())
+        holders.add(_this_thread.holder)
     else:
-        holders.discard(threading.get_ident())
+        holders.discard(_this_thread.holder)
 
 
 def held_elsewhere(name: str) -> bool:
-    """Whether a thread other than the calling one holds the watched flag ``name``."""
+    """Whether a living thread other than the calling one holds the watched flag ``name``."""
     holders = _holders.get(name)
     if not holders:
         return False
-    return len(holders) > (threading.get_ident() in holders)
+    return len(holders) > (_this_thread.holder in holders)
 
 
-class _Rewriter(ast.NodeTransformer):
-    """Replaces the free uses of ``names`` inside functions by attributes of the store."""
+# -- code --------------------------------------------------------------------------------------
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
-        self.shadowed: list[set[str]] = []
-
-    def _function(self, node: Any) -> Any:
-        self.shadowed.append(_locals_of(node) & self.names.keys())
-        # Decorators and defaults run in the enclosing scope, once, at import: left alone.
-        body = node.body if isinstance(node.body, list) else [node.body]
-        new_body = [new for old in body if (new := self.visit(old)) is not None]
-        if isinstance(node.body, list):
-            node.body = new_body or [ast.copy_location(ast.Pass(), node)]
-        else:
-            node.body = new_body[0]
-        self.shadowed.pop()
-        return node
-
-    visit_FunctionDef = _function
-    visit_AsyncFunctionDef = _function
-    visit_Lambda = _function
-
-    def visit_Global(self, node: ast.Global) -> ast.Global | None:
-        node.names = [name for name in node.names if name not in self.names]
-        return node if node.names else None
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        inside_function = bool(self.shadowed)
-        if (
-            not inside_function
-            or node.id not in self.names
-            or any(node.id in names for names in self.shadowed)
-        ):
-            return node
-        store = ast.copy_location(ast.Name(_STORE_NAME, ast.Load()), node)
-        return ast.copy_location(ast.Attribute(store, self.names[node.id], node.ctx), node)
-
-
-def _locals_of(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
-    arguments = node.args
-    found = {
-        argument.arg
-        for argument in [
-            *arguments.posonlyargs,
-            *arguments.args,
-            *arguments.kwonlyargs,
-            *([arguments.vararg] if arguments.vararg else []),
-            *([arguments.kwarg] if arguments.kwarg else []),
-        ]
-    }
-    declared_global: set[str] = set()
-    pending: list[ast.AST] = list(node.body) if isinstance(node.body, list) else [node.body]
-    while pending:
-        item = pending.pop()
-        if isinstance(item, ast.Global):
-            declared_global.update(item.names)
-        elif isinstance(item, ast.Name) and isinstance(item.ctx, ast.Store | ast.Del):
-            found.add(item.id)
-        elif isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(item.name)
-            continue
-        elif isinstance(item, ast.Lambda):
-            continue
-        pending.extend(ast.iter_child_nodes(item))
-    return found - declared_global
+_USES_GLOBAL = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"}
+_MAY_USE_GLOBAL = {"LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}  # in a class body
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -150,30 +107,121 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(constant)
 
 
-def _key(code: types.CodeType) -> tuple[str, int]:
-    return code.co_qualname, code.co_firstlineno
+def _is_function(code: types.CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_OPTIMIZED)
+
+
+def _uses(code: types.CodeType, names: Mapping[str, str]) -> Iterator[tuple[str, _Position]]:
+    """Each use of a global called one of ``names`` when the function ``code`` runs."""
+    for part in _codes(code):
+        wanted = names.keys() & set(part.co_names)
+        if not wanted:
+            continue
+        instructions = [i for i in dis.get_instructions(part) if i.argval in wanted]
+        own = {i.argval for i in instructions if i.opname == "STORE_NAME"}
+        for instruction in instructions:
+            name = instruction.argval
+            if instruction.opname in _MAY_USE_GLOBAL and name in own:
+                raise StateError(
+                    f"{part.co_filename}:{part.co_firstlineno}: whether {name!r} is the class's "
+                    "or the module's is only known when it runs"
+                )
+            if instruction.opname in _USES_GLOBAL | _MAY_USE_GLOBAL:
+                where = instruction.positions
+                yield name, tuple(where) if where else (None,) * 4  # type: ignore[misc]
+
+
+def _functions_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The outermost functions in a module's code; what else is in there ran at import."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            if _is_function(constant):
+                yield constant
+            else:
+                yield from _functions_in(constant)
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Replaces the names at the given places by attributes of the store."""
+
+    def __init__(self, names: Mapping[str, str], places: set[tuple[str, _Position]]) -> None:
+        self.names = names
+        self.places = places
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        where = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+        if (node.id, where) not in self.places:
+            return node
+        store = ast.copy_location(ast.Name(_STORE_NAME, ast.Load()), node)
+        return ast.copy_location(ast.Attribute(store, self.names[node.id], node.ctx), node)
+
+
+_Key = tuple[Any, ...]
+
+
+def _key(code: types.CodeType) -> _Key:
+    """What a function does and where it stands, but neither its file nor its columns."""
+    constants = tuple(c for c in code.co_consts if not isinstance(c, types.CodeType))
+    return (
+        code.co_qualname,
+        code.co_firstlineno,
+        code.co_code,
+        code.co_names,
+        code.co_varnames,
+        code.co_freevars,
+        code.co_cellvars,
+        constants,
+    )
 
 
 def _rewritten_codes(
     module: types.ModuleType, names: Mapping[str, str]
-) -> dict[tuple[str, int], types.CodeType]:
+) -> dict[_Key, types.CodeType]:
+    """Key of the code as it is -> code with the store, for functions that use one of ``names``."""
     try:
         source = inspect.getsource(module)
-    except (OSError, TypeError) as error:
+        file = module.__file__ or "<unknown>"
+        plain = compile(source, file, "exec", dont_inherit=True)
+        tree = ast.parse(source)
+    except (OSError, TypeError, SyntaxError) as error:
         raise StateError(
             f"{module.__name__}: its source cannot be read ({error}), so its state cannot be made "
-            "thread-local; use the guard 'force-compile', 'serial' or 'lock'"
+            "thread-local"
         ) from error
-    tree = _Rewriter(names).visit(ast.parse(source))
-    future = getattr(module, "annotations", None)
-    flags = getattr(future, "compiler_flag", 0)
-    whole = compile(tree, module.__file__ or "<unknown>", "exec", flags=flags, dont_inherit=True)
+    places = {use for function in _functions_in(plain) for use in _uses(function, names)}
+    tree = _Rewriter(names, places).visit(tree)
+    whole = compile(tree, file, "exec", dont_inherit=True)
+    for function in _functions_in(whole):
+        for name, where in _uses(function, names):
+            raise StateError(
+                f"{file}:{where[0]}: this use of {name!r} cannot be rewritten"
+                + ("" if places and where[2] is not None else " without column positions")
+            )
     return {
-        _key(code): code
-        for code in _codes(whole)
-        if _STORE_NAME in code.co_names
-        or any(_STORE_NAME in inner.co_names for inner in _codes(code))
+        _key(old): new
+        for old, new in zip(_codes(plain), _codes(whole), strict=True)
+        if any(_STORE_NAME in part.co_names for part in _codes(new))
     }
+
+
+def _functions_of(modules: Mapping[types.ModuleType, object]) -> list[types.FunctionType]:
+    """Every live function defined in ``modules``, decorated, nested or imported elsewhere."""
+    namespaces = {id(vars(module)) for module in modules}
+    frozen = gc.get_freeze_count() > 0  # frozen objects are not listed
+    if frozen:
+        gc.unfreeze()
+    try:
+        return [
+            item
+            for item in gc.get_objects()
+            if type(item) is types.FunctionType and id(item.__globals__) in namespaces
+        ]
+    finally:
+        if frozen:
+            gc.freeze()
+
+
+# -- the exchange ------------------------------------------------------------------------------
 
 
 class ThreadLocalGlobals:
@@ -183,10 +231,6 @@ class ThreadLocalGlobals:
         module: the module that defines the globals.
         rest: name -> factory of the value that a new thread starts with.
         watched: names of flags whose holders are counted (:func:`held_elsewhere`).
-
-    Raises:
-        StateError: on install, if a name is missing, the source cannot be read, or a function
-            that uses a name cannot be exchanged. Nothing is changed then.
     """
 
     def __init__(
@@ -197,68 +241,88 @@ class ThreadLocalGlobals:
     ) -> None:
         self.module = module
         self.rest = dict(rest)
+        self.watched = watched
         self.store = _Store(self.rest, watched)
         self._undo: list[Callable[[], None]] = []
 
+    def check(self) -> None:
+        """Raises :class:`StateError` where :meth:`install` would; changes nothing."""
+        self._plan()
+
     def install(self) -> None:
-        """Exchanges code, dictionary entries and module classes; undone by :meth:`remove`."""
-        if self._undo:
-            raise StateError(f"{self.module.__name__}: already thread-local")
-        missing = [name for name in self.rest if name not in vars(self.module)]
-        if missing:
-            raise StateError(f"{self.module.__name__} has no global {', '.join(missing)}")
-        targets: dict[types.ModuleType, dict[str, str]] = {
-            self.module: {name: name for name in self.rest}
-        }
-        for module, alias, name in self._aliases():
-            targets.setdefault(module, {})[alias] = name
-        plans = {module: _rewritten_codes(module, names) for module, names in targets.items()}
-        exchanges = [
-            (function, plans[module][_key(function.__code__)])
-            for module in targets
-            for function in _functions_of(module)
-            if _key(function.__code__) in plans[module]
-        ]
-        for function, code in exchanges:
-            if function.__code__.co_freevars != code.co_freevars:
-                raise StateError(f"{function.__qualname__}: its closure does not match its source")
-        for module, names in targets.items():
-            self._install_module(module, names)
-        for function, code in exchanges:
-            old = function.__code__
-            function.__code__ = code
-            self._undo.append(lambda function=function, old=old: _set_code(function, old))
+        """Exchanges code, dictionary entries and module classes; undone by :meth:`remove`.
+
+        Raises:
+            StateError: a name is missing, the source cannot be read or is not what runs, or a
+                use of a name cannot be exchanged. Nothing is changed then.
+        """
+        targets, exchanges = self._plan()
+        try:
+            for module, names in targets.items():
+                self._install_module(module, names)
+            for function, code in exchanges:
+                old = function.__code__
+                self._undo.append(lambda function=function, old=old: _set_code(function, old))
+                function.__code__ = code
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
-        """Puts code, dictionaries and classes back; the process-wide values are those at rest."""
+        """Puts code, dictionaries and classes back, with the values from before the install."""
         while self._undo:
             self._undo.pop()()
+        for name in self.watched:
+            _holders.pop(name, None)
 
-    def _aliases(self) -> list[tuple[types.ModuleType, str, str]]:
+    def _plan(
+        self,
+    ) -> tuple[
+        dict[types.ModuleType, dict[str, str]], list[tuple[types.FunctionType, types.CodeType]]
+    ]:
+        """Module -> {its name: the store's name}, and the functions with their new code."""
+        targets = {self.module: {name: name for name in self.rest}}
+        if _STORE_NAME not in vars(self.module):
+            missing = [name for name in self.rest if name not in vars(self.module)]
+            if missing:
+                raise StateError(f"{self.module.__name__} has no global {', '.join(missing)}")
+            for module, alias, name in self._aliases():
+                targets.setdefault(module, {})[alias] = name
+        for module in targets:
+            if _STORE_NAME in vars(module):
+                raise StateError(f"{module.__name__}: already thread-local")
+        plans = {id(vars(module)): _rewritten_codes(module, targets[module]) for module in targets}
+        names_of = {id(vars(module)): names for module, names in targets.items()}
+        exchanges = []
+        for function in _functions_of(targets):
+            code = function.__code__
+            new = plans[id(function.__globals__)].get(_key(code))
+            if new is not None:
+                exchanges.append((function, new))
+            elif any(_uses(code, names_of[id(function.__globals__)])):
+                raise StateError(
+                    f"{function.__module__}.{function.__qualname__} is not what is in the "
+                    "module's source"
+                )
+        return targets, exchanges
+
+    def _aliases(self) -> Iterator[tuple[types.ModuleType, str, str]]:
         """Other modules that hold a reference to one of the mutable values."""
         values = {
             id(value): name
             for name in self.rest
             if isinstance(value := vars(self.module)[name], dict | list | set)
         }
-        found = []
         for module in list(sys.modules.values()):
             if module is self.module or not isinstance(module, types.ModuleType):
                 continue
             for alias, value in list(vars(module).items()):
                 if id(value) in values and not alias.startswith("__"):
-                    found.append((module, alias, values[id(value)]))
-        return found
+                    yield module, alias, values[id(value)]
 
     def _install_module(self, module: types.ModuleType, names: Mapping[str, str]) -> None:
-        store = self.store
         plain_class = module.__class__
         saved = {alias: vars(module)[alias] for alias in names}
-        properties = {alias: _store_property(store, name) for alias, name in names.items()}
-        vars(module)[_STORE_NAME] = store
-        module.__class__ = type("ThreadLocalModule", (plain_class,), properties)
-        for alias in names:
-            del vars(module)[alias]
 
         def undo() -> None:
             module.__class__ = plain_class
@@ -266,23 +330,19 @@ class ThreadLocalGlobals:
             vars(module).pop(_STORE_NAME, None)
 
         self._undo.append(undo)
+        properties = {alias: _store_property(self.store, name) for alias, name in names.items()}
+        vars(module)[_STORE_NAME] = self.store
+        module.__class__ = type("ThreadLocalModule", (plain_class,), properties)
+        for alias in names:
+            del vars(module)[alias]
 
 
 def _store_property(store: _Store, name: str) -> property:
     return property(
         lambda _module: getattr(store, name),
         lambda _module, value: setattr(store, name, value),
+        lambda _module: delattr(store, name),
     )
-
-
-def _functions_of(module: types.ModuleType) -> list[types.FunctionType]:
-    """Every live function defined in ``module``, decorated, nested or imported elsewhere."""
-    namespace = vars(module)
-    return [
-        item
-        for item in gc.get_objects()
-        if type(item) is types.FunctionType and item.__globals__ is namespace
-    ]
 
 
 def _set_code(function: types.FunctionType, code: types.CodeType) -> None:

@@ -15,12 +15,14 @@ from torch.nn.attention.flex_attention import flex_attention
 
 sys.path.insert(0, str(Path(__file__).parent))  # this file is loaded by path, not as a package
 
-import program  # noqa: E402
-import repairs  # noqa: E402
-import scripts  # noqa: E402
-from dflash.compile import compile_guard  # noqa: E402
-from dflash.compile.flex_on_cpu import flex_training_on_cpu  # noqa: E402
-from harness import Member, Script, Trial  # noqa: E402
+import learning
+import program
+import repairs
+import scripts
+
+from dflash.compile import compile_guard
+from dflash.compile.flex_on_cpu import flex_training_on_cpu
+from harness import Member, Script, Trial
 
 RECOMPILE_LIMIT = 64
 PATIENCE = 60.0
@@ -40,10 +42,10 @@ def control(*, name: str, start: str, device: str, unfix: list[str]) -> dict[str
     """Three drafters without the guard, with the repair ``name`` if there is one."""
     torch.set_num_threads(1)
     _survive_cuda_build_without_gpu()
-    script = scripts.WARM_UP + {
-        "annotation": scripts.ANNOTATIONS_OVERLAP,
+    script = {
+        "annotation": scripts.ANNOTATIONS_ALONE,
         "nested-trace-off": scripts.FOREIGN_TRACE,
-    }.get(name, scripts.TRACE_BESIDE_WARM_CALLS)
+    }.get(name, scripts.ALL_WARM + scripts.TRACE_BESIDE_WARM_CALLS)
     # An FX control shall not die of the other race: only masks made by torch annotate.
     torch_masks = name == "annotation"
     # Once flex_attention runs eager, longer runs fail in yet other ways.
@@ -82,7 +84,7 @@ def guarded(*, guard: str, start: str, device: str, unfix: list[str]) -> dict[st
     overlaps = guard not in ("serial", "lock")
     steps = scripts.TRACE_BESIDE_WARM_CALLS if overlaps else ()
     if overlaps and scripts.masks_annotate():
-        steps = scripts.ANNOTATIONS_OVERLAP + steps
+        steps = scripts.annotations_overlap(step=2) + steps
     script = Script(steps, patience=PATIENCE) if steps else None
     with flex_training_on_cpu(), Trial(unfix=unfix, script=script) as trial:
         with compile_guard(guard, recompile_limit=RECOMPILE_LIMIT) as protection:
@@ -103,6 +105,33 @@ def guarded(*, guard: str, start: str, device: str, unfix: list[str]) -> dict[st
             _run_crew(trial, workshop, compiled, plan, _nothing, protection.region)
             trial.expect_compiles(planned, dict(protection.compiles))
             trial.note(intercepted=protection.intercepted - before)
+    return trial.record()
+
+
+def real_input(*, start: str, device: str) -> dict[str, Any]:
+    """Three drafters train behind the guard on features of a real target over real text."""
+    torch.set_num_threads(1)
+    script = Script(scripts.FIRST_COMPILE_BESIDE_WARM_CALL, patience=PATIENCE)
+    with flex_training_on_cpu(), Trial(script=script) as trial:
+        with compile_guard("auto", recompile_limit=RECOMPILE_LIMIT) as protection:
+            lessons = [
+                learning.Lesson(index, place, protection)
+                for index, place in enumerate(_devices(device))
+            ]
+
+            def work(member: Member) -> list[float]:
+                lesson = lessons[member.index]
+                losses = []
+                for number in range(learning.STEPS):
+                    with member.step(number):
+                        losses.append(lesson.step())
+                if not losses[-1] < learning.GOAL * losses[0]:
+                    raise AssertionError(f"the loss did not go down: {losses}")
+                return losses
+
+            outcomes = trial.run(program.DRAFTERS, work, start=start)
+            trial.expect_compiles({lesson.label: 1 for lesson in lessons}, protection.compiles)
+            trial.note(losses={o.thread: o.result for o in outcomes}, text=learning.TEXT)
     return trial.record()
 
 
@@ -175,4 +204,4 @@ def _survive_cuda_build_without_gpu() -> None:
         torch._C._ensureCUDADeviceGuardSet = lambda: None
 
 
-__all__ = ["control", "guarded"]
+__all__ = ["control", "guarded", "real_input"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 DRAFTERS = ("drafter-0", "drafter-1", "drafter-2")
 
-# One thread after the other compiles its first row length; then all are warm. Without it a
-# control could die early, of the same race, at a place of its own choosing.
-WARM_UP = (
-    *(f"{name} {point} step=0" for name in DRAFTERS for point in ("step.begin", "step.end")),
-    *(f"{name} step.begin step=1" for name in DRAFTERS),
+# One thread after the other makes its first step, and so compiles its first row length. Without it
+# a control could die early, of the same race, at a place of its own choosing.
+FIRST_STEPS = tuple(
+    f"{name} {point} step=0" for name in DRAFTERS for point in ("step.begin", "step.end")
 )
+ALL_WARM = (*FIRST_STEPS, *(f"{name} step.begin step=1" for name in DRAFTERS))
 
 # Warm threads 0 and 2 call compiled code while thread 1, at its second row length, is inside a
 # trace of its recompile. All three are warm before it begins, so nobody waits for dynamo's lock.
@@ -29,19 +29,39 @@ TRACE_BESIDE_WARM_CALLS = (
     "drafter-1 trace.end step=4",
 )
 
-# Two threads find no annotation, both write, both take it away: the second finds nothing.
-ANNOTATIONS_OVERLAP = (
-    "drafter-0 annotate.tested step=2",
-    "drafter-1 annotate.tested step=2",
-    "drafter-0 annotate.write step=2",
-    "drafter-1 annotate.write step=2",
-    "drafter-0 annotate.body step=2",
-    "drafter-1 annotate.body step=2",
+
+def annotations_overlap(step: int) -> tuple[str, ...]:
+    """Two threads find no annotation, both write, both take it away: the second finds nothing."""
+    return tuple(
+        f"{name} {point} step={step}"
+        for point in ("annotate.tested", "annotate.write", "annotate.body")
+        for name in ("drafter-0", "drafter-1")
+    )
+
+
+# The same with nobody else near: a third annotation could restore what the first took away.
+ANNOTATIONS_ALONE = (
+    *FIRST_STEPS,
+    *annotations_overlap(step=1),
+    "drafter-0 annotate.left step=1",
+    "drafter-1 annotate.left step=1",
+    "drafter-2 step.begin step=1",
+)
+
+# One row length only: thread 1's first compile, beside thread 0 which is warm.
+FIRST_COMPILE_BESIDE_WARM_CALL = (
+    "drafter-0 step.begin step=2",
+    "drafter-1 call.arrive step=0",
+    "drafter-1 trace.body step=0",
+    "drafter-0 call.arrive step=2",
+    "drafter-0 call.settled step=2",
+    "drafter-1 trace.end step=0",
 )
 
 # A make_fx that holds no lock is parked in its body while the warm threads call, one after the
 # other: eager flex_attention traces too, and two such traces at once fail in another way.
 FOREIGN_TRACE = (
+    *ALL_WARM,
     *(f"{name} step.begin step=3" for name in DRAFTERS),
     "tracer trace.begin",
     "tracer trace.body",

@@ -1,0 +1,145 @@
+"""The command ``harness``. Exit codes: 0 good, 1 a check failed, 2 bad input, 3 and 4 see the gate."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+BAD_INPUT = 2
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Makes compile races in threaded torch.compile programs happen, sees them, names them.",
+)
+
+
+def _bad_input(message: str) -> typer.Exit:
+    typer.echo(f"error: {message}", err=True)
+    return typer.Exit(BAD_INPUT)
+
+
+@app.callback()
+def _warn_about_torch() -> None:
+    """Outside the versions it was run on, the harness still goes on, but says so once."""
+    from harness.preconditions import SUPPORTED_TORCH
+
+    try:
+        installed = version("torch")
+    except PackageNotFoundError:
+        return
+    numbers = tuple(int(part) for part in installed.split("+")[0].split(".")[:2])
+    if not SUPPORTED_TORCH[0] <= numbers <= SUPPORTED_TORCH[1]:
+        oldest, newest = (".".join(map(str, pair)) for pair in SUPPORTED_TORCH)
+        typer.echo(
+            f"warning: torch {installed} is outside {oldest} to {newest}; "
+            "some points and probes may be missing",
+            err=True,
+        )
+
+
+@app.command()
+def probes(
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+) -> None:
+    """Shows the compile state that threads share on the installed torch, and its value at rest."""
+    import torch._dynamo
+    import torch.nn.attention.flex_attention  # noqa: F401 (its state is among the probes)
+
+    from harness.probes import CATALOGUE, UNKNOWN, read, show
+
+    values = {probe.name: read(probe) for probe in CATALOGUE}
+    if as_json:
+        rows = [
+            {
+                "probe": probe.name,
+                "where": probe.where,
+                "scope": probe.scope,
+                "value": None if values[probe.name] is UNKNOWN else show(values[probe.name]),
+                "known": values[probe.name] is not UNKNOWN,
+                "source": probe.source,
+            }
+            for probe in CATALOGUE
+        ]
+        typer.echo(json.dumps({"torch": version("torch"), "probes": rows}, indent=1))
+        return
+    table = Table(box=None, pad_edge=False, title=f"torch {version('torch')}", title_justify="left")
+    for column in ("probe", "scope", "value at rest", "where", "see"):
+        table.add_column(column, overflow="fold")
+    for probe in CATALOGUE:
+        table.add_row(probe.name, probe.scope, show(values[probe.name]), probe.where, probe.source)
+    Console().print(table)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="a folder written by --race-report")] = Path(
+        "build/race"
+    ),
+) -> None:
+    """Shows the table of an earlier run again; exit code 1 if a case was not as expected."""
+    from harness.report import table
+    from harness.report.row import Row
+
+    path = folder / "report.json"
+    try:
+        rows = [Row.from_dict(row) for row in json.loads(path.read_text())["cases"]]
+    except OSError as error:
+        raise _bad_input(
+            f"{path}: cannot be read ({error.strerror}); run 'nox -s race' first"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise _bad_input(f"{path}: is not a report of this harness ({error})") from error
+    console = Console()
+    typer.echo(table.render(rows, width=max(100, console.width), color=console.is_terminal))
+    for line in table.summary(rows):
+        typer.echo(line)
+    if not all(row.met or row.known for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command()
+def preconditions(
+    gpus: Annotated[int, typer.Option(help="GPUs that the gate needs; 0 for the CPU tier")] = 0,
+    min_free_gib: Annotated[float, typer.Option(help="free memory of each GPU")] = 16.0,
+    min_disk_gib: Annotated[float, typer.Option(help="free disk in FOLDER")] = 5.0,
+    folder: Annotated[Path, typer.Option(help="where caches and report go")] = Path(),
+    json_path: Annotated[Path | None, typer.Option("--json", help="write the rows there")] = None,
+    machine_only: Annotated[bool, typer.Option(help="before anything is installed")] = False,
+) -> None:
+    """Checks what must hold before a GPU gate starts; exit code 3 if something does not."""
+    from harness import preconditions as module
+
+    try:
+        code = module.main(
+            gpus, min_free_gib, min_disk_gib, folder, json_path, machine_only=machine_only
+        )
+    except (ValueError, OSError) as error:
+        raise _bad_input(str(error)) from error
+    raise typer.Exit(code)
+
+
+@app.command()
+def canary(
+    config: Annotated[Path | None, typer.Option(help="pytest settings to run it under")] = None,
+    json_path: Annotated[Path | None, typer.Option("--json", help="write the rows there")] = None,
+) -> None:
+    """Proves that a failing and a hanging test are seen; exit code 4 if they are not."""
+    from harness import canary as module
+
+    raise typer.Exit(module.main(json_path, config=config))
+
+
+def main() -> None:
+    """Entry point; a wrong option ends with one line and exit code 2."""
+    try:
+        app(prog_name="harness")
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,195 @@
+"""The sessions. ``nox -s race`` is the gate on a CPU, ``nox -s tests`` everything else without a GPU.
+
+Exit codes: 0 passed, 1 a check failed, 2 bad input, 3 a precondition of the gate does not hold,
+4 the gate's canary was not caught. What a session takes after ``--``: ``nox -s race -- --help``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "venv"  # pip, so that constraints and index settings count
+nox.options.sessions = ["tests", "race"]
+nox.options.reuse_existing_virtualenvs = True
+
+ROOT = Path(__file__).parent
+PINNED_TORCH = "2.13.0"
+BAD_INPUT = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        _refuse(f"{self.prog}: {message}")
+
+
+def _refuse(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(BAD_INPUT)
+
+
+def _options(posargs: Sequence[str], prog: str) -> tuple[argparse.Namespace, list[str]]:
+    parser = _Parser(prog=prog, allow_abbrev=False, epilog="Everything else goes to pytest.")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda (all GPUs in turn) or cuda:N")
+    parser.add_argument("--guard", action="append", default=[], help="these guards only")
+    parser.add_argument("--repeat", type=int, default=1, help="run each case N times")
+    parser.add_argument(
+        "--torch", default=PINNED_TORCH, help="another torch, in its own environment"
+    )
+    options, rest = parser.parse_known_args(posargs)
+    if options.repeat < 1:
+        _refuse(f"{prog}: --repeat must be at least 1, not {options.repeat}")
+    if not re.fullmatch(r"\d+\.\d+\.\d+", options.torch):
+        _refuse(f"{prog}: --torch takes a release such as 2.11.0, not {options.torch!r}")
+    return options, rest
+
+
+def _torch_asked_for() -> str:
+    """The torch after ``--``: it decides which environment nox makes, before a session runs."""
+    if "--" not in sys.argv:
+        return PINNED_TORCH
+    after = sys.argv[sys.argv.index("--") + 1 :]
+    for position, word in enumerate(after):
+        if word == "--torch" and position + 1 < len(after):
+            return after[position + 1]
+        if word.startswith("--torch="):
+            return word.removeprefix("--torch=")
+    return PINNED_TORCH
+
+
+def _location() -> str:
+    asked = re.sub(r"[^\w.]", "_", _torch_asked_for())
+    return str(ROOT / ".nox" / ("default" if asked == PINNED_TORCH else f"torch-{asked}"))
+
+
+def _install(session: nox.Session, *extras: str, torch: str = PINNED_TORCH) -> None:
+    """The package with its extras, everything at the pinned version; another torch as asked."""
+    constraints = ROOT / "constraints.txt"
+    if torch != PINNED_TORCH:
+        lines = constraints.read_text().splitlines(keepends=True)
+        kept = [line for line in lines if not re.match(r"(torch|triton|nvidia|cuda)\b", line)]
+        constraints = Path(session.create_tmp()) / "constraints.txt"
+        constraints.write_text("".join(kept))
+    # torch by name and first: a bare requirement could take a newer release, with all of CUDA.
+    session.install("-q", "-c", str(constraints), f"torch=={torch}")
+    session.install("-q", "-c", str(constraints), "-e", f".[{','.join(extras)}]")
+
+
+def _python(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> int:
+    """Runs the environment's python and returns its exit code, which nox itself would hide."""
+    session.log(f"python {' '.join(arguments)}")
+    command = [str(Path(session.bin) / "python"), *arguments]
+    return subprocess.run(command, env=os.environ | (env or {}), check=False, cwd=ROOT).returncode
+
+
+def _finish(session: nox.Session, code: int, what: str) -> None:
+    if code in (2, 3, 4):
+        # pytest: 4 is a wrong option; its own 2 is an interrupt or a file that cannot be imported.
+        sys.exit(code)
+    if code != 0:
+        session.error(f"{what} failed (exit code {code})")
+
+
+def _pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> int:
+    code = _python(session, "-m", "pytest", *arguments, env=env)
+    return BAD_INPUT if code in (4, 5) else code  # wrong usage, or nothing to run
+
+
+def _race_arguments(options: argparse.Namespace, report: str) -> list[str]:
+    return [
+        "tests/race",
+        f"--race-repeat={options.repeat}",
+        f"--race-device={options.device}",
+        f"--race-report={report}",
+        "--race-baseline=tests/race/baseline.toml",
+        f"--junitxml={report}/junit.xml",
+        *(f"--dflash-guard={name}" for name in options.guard),
+    ]
+
+
+def _no_gpu() -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@nox.session(venv_location=_location())
+def race(session: nox.Session) -> None:
+    """The race gate: negative controls caught, guarded drafters complete."""
+    options, rest = _options(session.posargs, "nox -s race --")
+    _install(session, "test", torch=options.torch)
+    workers = ["-n", "2"] if options.device == "cpu" else []
+    env = _no_gpu() if options.device == "cpu" else {}
+    arguments = _race_arguments(options, "build/race")
+    _finish(session, _pytest(session, *arguments, *workers, *rest, env=env), "the race gate")
+
+
+@nox.session(venv_location=_location())
+def tests(session: nox.Session) -> None:
+    """Every test that needs no GPU, tests/race aside."""
+    _install(session, "test")
+    where = [f"tests/{name}" for name in ("unit", "e2e") if (ROOT / "tests" / name).is_dir()]
+    arguments = [
+        *where,
+        "-m",
+        "not gpu1 and not gpu8",
+        "-n",
+        "2",
+        "--junitxml=build/tests/junit.xml",
+    ]
+    _finish(session, _pytest(session, *arguments, *session.posargs, env=_no_gpu()), "tests")
+
+
+@nox.session
+def gate(session: nox.Session) -> None:
+    """Before a merge, on a GPU runner or a laptop: preconditions, canary, races, end to end."""
+    options, rest = _options(session.posargs, "nox -s gate --")
+    _install(session, "test", torch=options.torch)
+    report = os.environ.get("GATE_REPORT", str(ROOT / "build" / "gate"))
+    gpus = int(os.environ.get("GATE_GPUS", "0"))
+    limits = {
+        "--gpus": str(gpus),
+        "--min-free-gib": os.environ.get("GATE_MIN_FREE_GIB", "16"),
+        "--min-disk-gib": os.environ.get("GATE_MIN_DISK_GIB", "5"),
+    }
+    flat = [word for pair in limits.items() for word in pair]
+    device = options.device if options.device != "cpu" or not gpus else "cuda"
+    options.device = device
+    code = _python(
+        session, "-m", "harness", "preconditions", *flat, "--folder", str(ROOT),
+        "--json", f"{report}/preconditions.json",
+    )  # fmt: skip
+    _finish(session, code, "preconditions")
+    code = _python(session, "-m", "harness", "canary", "--config", "pyproject.toml",
+                   "--json", f"{report}/canary.json")  # fmt: skip
+    _finish(session, code, "canary")
+    env = _no_gpu() if device == "cpu" else {}
+    workers = ["-n", "2"] if device == "cpu" else []
+    codes = [
+        _pytest(session, *_race_arguments(options, f"{report}/race"), *workers, *rest, env=env)
+    ]
+    if (ROOT / "tests" / "e2e").is_dir():
+        marks = "not gpu8 and not gpu1" if not gpus else ("" if gpus >= 8 else "not gpu8")
+        require = [f"--require-gpus={gpus}"] if gpus else []
+        codes.append(
+            _pytest(session, "tests/e2e", "-m", marks, *require,
+                    f"--junitxml={report}/e2e.xml", env=env)
+        )  # fmt: skip
+    worst = max(codes)
+    session.log(f"gate: {'passed' if worst == 0 else 'FAILED'}; report folder {report}")
+    _finish(session, worst, "the gate")
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff and mypy."""
+    _install(session, "test", "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
