@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytest_plugins = ["pytester"]  # for the tests of the plugin itself
+
 _GPU_MARKS = {"gpu1": 1, "gpu8": 8}
 
 

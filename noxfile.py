@@ -1,4 +1,4 @@
-"""The sessions. ``nox -s race`` is the gate on a CPU, ``nox -s tests`` everything else without a GPU.
+"""The sessions. ``nox -s race`` is the gate on a CPU, ``nox -s tests`` all else without a GPU.
 
 Exit codes: 0 passed, 1 a check failed, 2 bad input, 3 a precondition of the gate does not hold,
 4 the gate's canary was not caught. What a session takes after ``--``: ``nox -s race -- --help``.
@@ -65,9 +65,9 @@ def _torch_asked_for() -> str:
     return PINNED_TORCH
 
 
-def _location() -> str:
-    asked = re.sub(r"[^\w.]", "_", _torch_asked_for())
-    return str(ROOT / ".nox" / ("default" if asked == PINNED_TORCH else f"torch-{asked}"))
+if (_asked := _torch_asked_for()) != PINNED_TORCH:
+    # Another torch lives in environments of its own; the usual ones stay as they are.
+    nox.options.envdir = str(ROOT / ".nox" / ("torch-" + re.sub(r"[^\w.]", "_", _asked)))
 
 
 def _install(session: nox.Session, *extras: str, torch: str = PINNED_TORCH) -> None:
@@ -119,7 +119,7 @@ def _no_gpu() -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ""}
 
 
-@nox.session(venv_location=_location())
+@nox.session
 def race(session: nox.Session) -> None:
     """The race gate: negative controls caught, guarded drafters complete."""
     options, rest = _options(session.posargs, "nox -s race --")
@@ -130,7 +130,7 @@ def race(session: nox.Session) -> None:
     _finish(session, _pytest(session, *arguments, *workers, *rest, env=env), "the race gate")
 
 
-@nox.session(venv_location=_location())
+@nox.session
 def tests(session: nox.Session) -> None:
     """Every test that needs no GPU, tests/race aside."""
     _install(session, "test")

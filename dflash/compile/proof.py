@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from dflash.compile.guard import CompileGuard, GuardError, LockGuard, RecompileError, SerialGuard
+from dflash.compile.base import PROOF_LABEL, CompileGuard, GuardError, RecompileError
+from dflash.compile.strategies import LockGuard, SerialGuard
 
 _DEADLINE = 60.0  # seconds; only a broken guard gets near it
 
@@ -49,7 +50,7 @@ def _double(x: torch.Tensor) -> torch.Tensor:
 
 def _prove_interception(guard: CompileGuard) -> str:
     ran = _Ran()
-    compiled = guard.compile(_double, label="proof", backend=ran)
+    compiled = guard.compile(_double, label=PROOF_LABEL, backend=ran)
     x = torch.ones(2)
     compiled(x)
     inside, go_on = threading.Event(), threading.Event()
@@ -71,16 +72,17 @@ def _prove_interception(guard: CompileGuard) -> str:
     thread = threading.Thread(target=foreign, name="dflash-guard-proof", daemon=True)
     thread.start()
     try:
-        inside.wait(_DEADLINE)
+        there = inside.wait(_DEADLINE) and not failure
         before = ran.count
         try:
-            compiled(x)
-        except RuntimeError as error:
+            if there:
+                compiled(x)
+        except Exception as error:
             raise GuardError(
                 f"the guard {guard.name!r} does not intercept: a compiled call raised while "
                 f"another thread was tracing ({error}); use the guard 'lock'"
             ) from error
-        if ran.count != before + 1:
+        if there and ran.count != before + 1:
             raise GuardError(
                 f"the guard {guard.name!r} does not intercept: a compiled call ran eager while "
                 "another thread was tracing; use the guard 'lock'"
@@ -88,8 +90,8 @@ def _prove_interception(guard: CompileGuard) -> str:
     finally:
         go_on.set()
         thread.join(_DEADLINE)
-    if failure:
-        raise GuardError(f"the proof's own trace failed: {failure[0]}")
+    if failure or not there or thread.is_alive():
+        raise GuardError(f"the proof's own trace failed: {failure or 'it did not end in time'}")
     _prove_own_trace_is_reported(guard, compiled)
     return "proved: a call beside another thread's trace ran compiled; a genuine trace is refused"
 
@@ -97,7 +99,7 @@ def _prove_interception(guard: CompileGuard) -> str:
 def _prove_own_trace_is_reported(guard: CompileGuard, compiled: Callable[..., Any]) -> None:
     try:
         torch.fx.Tracer().trace(lambda y: compiled(y))
-    except RuntimeError as error:
+    except Exception as error:
         if "symbolically trace" in str(error):
             return
         raise GuardError(f"a genuine FX trace failed for another reason: {error}") from error
@@ -114,24 +116,27 @@ def _prove_exclusion(guard: LockGuard) -> str:
         go_on.wait(_DEADLINE)
         return graph.forward
 
-    compiled = guard.compile(_double, label="proof", backend=parked)
+    compiled = guard.compile(_double, label=PROOF_LABEL, backend=parked)
     thread = threading.Thread(
         target=compiled, args=(torch.ones(2),), name="dflash-guard-proof", daemon=True
     )
     thread.start()
     try:
-        inside.wait(_DEADLINE)
+        if not inside.wait(_DEADLINE):
+            raise GuardError("the proof's own compile did not begin in time")
         if guard.lock.acquire(blocking=False):
             guard.lock.release()
             raise GuardError("the guard 'lock' is not held while another thread compiles")
     finally:
         go_on.set()
         thread.join(_DEADLINE)
+    if thread.is_alive():
+        raise GuardError("the proof's own compile did not end in time")
     return "proved: while a thread compiles, no other thread gets past the lock"
 
 
 def _prove_sealed(guard: SerialGuard) -> str:
-    compiled = guard.compile(_double, label="proof", backend="eager")
+    compiled = guard.compile(_double, label=PROOF_LABEL, backend="eager")
     sealed, guard._sealed = guard._sealed, True
     try:
         compiled(torch.ones(2))

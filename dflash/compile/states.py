@@ -19,7 +19,9 @@ from dflash.compile.thread_state import ThreadLocalGlobals
 
 
 class Patch(Protocol):
-    """Something that can be installed and taken out again."""
+    """Something that can be installed and taken out again; ``check`` raises where it cannot."""
+
+    def check(self) -> None: ...
 
     def install(self) -> None: ...
 
@@ -159,6 +161,9 @@ class _Replace:
 
     def __init__(self, owner: Any, name: str, make: Callable[[], Any]) -> None:
         self.owner, self.name, self.make = owner, name, make
+
+    def check(self) -> None:
+        getattr(self.owner, self.name)
 
     def install(self) -> None:
         self.saved = getattr(self.owner, self.name)

@@ -98,6 +98,7 @@ def held_elsewhere(name: str) -> bool:
 
 _USES_GLOBAL = {"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"}
 _MAY_USE_GLOBAL = {"LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}  # in a class body
+_BY_NAME = _USES_GLOBAL | _MAY_USE_GLOBAL | {"STORE_NAME"}
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -117,18 +118,19 @@ def _uses(code: types.CodeType, names: Mapping[str, str]) -> Iterator[tuple[str,
         wanted = names.keys() & set(part.co_names)
         if not wanted:
             continue
-        instructions = [i for i in dis.get_instructions(part) if i.argval in wanted]
+        instructions = [i for i in dis.get_instructions(part) if i.opname in _BY_NAME]
         own = {i.argval for i in instructions if i.opname == "STORE_NAME"}
         for instruction in instructions:
             name = instruction.argval
+            if name not in wanted or instruction.opname == "STORE_NAME":
+                continue
             if instruction.opname in _MAY_USE_GLOBAL and name in own:
                 raise StateError(
                     f"{part.co_filename}:{part.co_firstlineno}: whether {name!r} is the class's "
                     "or the module's is only known when it runs"
                 )
-            if instruction.opname in _USES_GLOBAL | _MAY_USE_GLOBAL:
-                where = instruction.positions
-                yield name, tuple(where) if where else (None,) * 4  # type: ignore[misc]
+            where = instruction.positions
+            yield name, tuple(where) if where else (None,) * 4  # type: ignore[misc]
 
 
 def _functions_in(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -161,7 +163,7 @@ _Key = tuple[Any, ...]
 
 def _key(code: types.CodeType) -> _Key:
     """What a function does and where it stands, but neither its file nor its columns."""
-    constants = tuple(c for c in code.co_consts if not isinstance(c, types.CodeType))
+    constants = tuple(_key(c) if isinstance(c, types.CodeType) else c for c in code.co_consts)
     return (
         code.co_qualname,
         code.co_firstlineno,

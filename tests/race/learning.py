@@ -1,4 +1,4 @@
-"""One drafter's lesson: a small Qwen3 target reads the standard library, the drafter learns from it.
+"""One drafter's lesson: a small Qwen3 target reads the standard library, a drafter learns from it.
 
 The target has the real architecture and random weights; the text is the source of modules that
 every Python has, one token per byte. What is shown is that each thread trains: its loss goes down.

@@ -1,0 +1,280 @@
+"""The pytest plugin as another project meets it: installed, loaded by its entry point, switched off."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+
+CASES = """
+import os
+
+def completed(**facts):
+    return {"outcomes": [outcome("drafter-0"), outcome("drafter-1")], **facts}
+
+def outcome(name, state="completed", error=None):
+    return {"thread": name, "state": state, "error": error, "stack": []}
+
+def raises():
+    frame = {"file": "/x/site-packages/torch/_dynamo/eval_frame.py", "line": 7,
+             "function": "compile_wrapper", "source": "raise", "role": "raised here", "central": True}
+    error = {"type": "RuntimeError", "message": "Detected", "frames": [frame]}
+    return {"outcomes": [outcome("drafter-0", "raised", error), outcome("drafter-1")]}
+
+def crashes():
+    os.kill(os.getpid(), 11)
+
+def hangs():
+    import threading
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+def where():
+    return {"inductor": os.environ["TORCHINDUCTOR_CACHE_DIR"],
+            "triton": os.environ["TRITON_CACHE_DIR"], **completed()}
+"""
+
+# The server of these tests imports nothing: what is tested is the plugin, not torch.
+CONFTEST = """
+import pytest
+import harness.plugin
+
+harness.plugin.PRELOAD = ()
+"""
+
+HEADER = """
+import pytest, cases
+from harness import Expectation, Verdict
+pytestmark = pytest.mark.race
+OK = Expectation(Verdict.COMPLETED)
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makepyfile(cases=CASES)
+    pytester.makeconftest(CONFTEST)
+    return pytester
+
+
+def run(project: pytest.Pytester, test: str, *arguments: str) -> pytest.RunResult:
+    project.makepyfile(test_it=HEADER + test)
+    return project.runpytest_subprocess("-p", "no:cacheprovider", *arguments, timeout=120)
+
+
+def test_importing_the_plugin_imports_no_torch(pytester):
+    script = pytester.makepyfile("import sys, harness.plugin; print('torch' in sys.modules)")
+    assert pytester.runpython(script).stdout.str().strip() == "False"
+
+
+def test_a_completed_case_passes_and_stands_in_the_table(project):
+    result = run(project, "def test_a(race_trial): race_trial(cases.completed, expect=OK)")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*compile races*", "a *2/2*completed*yes*", "guarded: 1 of 1*"])
+
+
+def test_a_case_that_is_not_as_expected_fails_and_says_why(project):
+    result = run(project, "def test_a(race_trial): race_trial(cases.raises, expect=OK)")
+    assert result.ret == 1
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "*verdict is raised, expected completed*",
+            "*torch/_dynamo/eval_frame.py:7*",
+            "guarded: 0 of 1 completed",
+        ]
+    )
+
+
+def test_an_uncaught_control_fails(project):
+    test = """
+def test_a(race_trial):
+    race_trial(cases.completed, kind="control",
+               expect=Expectation(Verdict.RAISED, exception="RuntimeError"))
+"""
+    result = run(project, test)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*verdict is completed, expected raised*", "control: 0 of 1 caught"])
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("crashes", "*verdict is native crash*SIGSEGV*"),
+        ("hangs", "*verdict is deadlock*had not ended after its deadline of 1 s*"),
+    ],
+)
+def test_a_dying_case_is_a_verdict_and_not_the_end_of_the_run(project, case, said):
+    test = f"""
+@pytest.mark.race(deadline=1)
+def test_a(race_trial): race_trial(cases.{case}, expect=OK)
+def test_b(race_trial): race_trial(cases.completed, expect=OK)
+"""
+    result = run(project, test)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines([said])
+
+
+def test_repeats_are_run_and_reported_as_a_rate(project):
+    test = "def test_a(race_trial): race_trial(cases.completed, expect=OK)"
+    result = run(project, test, "--race-repeat=3")
+    result.assert_outcomes(passed=3)
+    result.stdout.fnmatch_lines(["a *3/3*"])
+
+
+def test_a_test_without_the_mark_is_not_repeated(project):
+    project.makepyfile(test_plain="def test_plain(): pass")
+    result = run(project, "def test_a(): pass", "--race-repeat=2")
+    result.assert_outcomes(passed=3)
+
+
+def test_under_xdist_the_table_and_report_are_whole_and_workers_have_own_caches(project):
+    test = """
+@pytest.mark.parametrize("n", range(4))
+def test_a(race_trial, race_isolated, n):
+    race_trial(cases.where, expect=OK)
+    value = race_isolated(cases.where).value
+    print("CACHE", value["inductor"])
+"""
+    result = run(project, test, "-n", "2", "--race-report=out", "-rP")
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["guarded: 4 of 4 completed"])
+    report = json.loads((project.path / "out" / "report.json").read_text())
+    assert len(report["cases"]) == 4 and report["met"] == 4
+    assert len(list((project.path / "out" / "cases").iterdir())) == 4
+    caches = [line for line in result.outlines if line.startswith("CACHE")]
+    assert len(set(caches)) == 4
+
+
+def test_junit_carries_verdict_frame_and_holder(project):
+    run(project, "def test_a(race_trial): race_trial(cases.raises, expect=OK)", "--junitxml=j.xml")
+    properties = {
+        p.get("name"): p.get("value") for p in ET.parse(project.path / "j.xml").iter("property")
+    }
+    assert properties["race_verdict"] == "raised"
+    assert properties["race_frame"] == "torch/_dynamo/eval_frame.py:7 compile_wrapper"
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--race-repeat=0", "*--race-repeat must be at least 1, not 0*"),
+        ("--race-deadline=0", "*--race-deadline must be positive, not 0*"),
+        ("--race-device=cuda:99", "*there is no cuda:99 here*"),
+        ("--race-device=tpu", "*'tpu' is not a device*"),
+        ("--race-baseline=none.toml", "*none.toml: cannot be read*"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(project, option, said):
+    result = run(project, "def test_a(): pass", option)
+    assert result.ret == 2
+    result.stderr.fnmatch_lines([said])
+
+
+def entry(expires: str) -> str:
+    return f"""
+[[finding]]
+case = "a"
+verdict = "raised"
+owner = "somebody"
+report = "a report"
+expires = {expires}
+"""
+
+
+RAISING = "def test_a(race_trial): race_trial(cases.raises, expect=OK)"
+COMPLETING = "def test_a(race_trial): race_trial(cases.completed, expect=OK)"
+
+
+@pytest.mark.parametrize(
+    ("expires", "test", "code", "said"),
+    [
+        ("2999-01-01", RAISING, 0, "*known: somebody, a report*"),
+        ("2001-01-01", RAISING, 1, "*its entry in the baseline expired on 2001-01-01*"),
+        ("2999-01-01", COMPLETING, 0, "gone: a no longer shows 'raised'*"),
+    ],
+)
+def test_baseline_excuses_expires_and_says_what_is_gone(project, expires, test, code, said):
+    (project.path / "known.toml").write_text(entry(expires))
+    result = run(project, test, "--race-baseline=known.toml")
+    assert result.ret == code
+    result.stdout.fnmatch_lines([said])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[finding]]\ncase = 'a'", "*'verdict' is missing*"),
+        (entry("'soon'"), "*'expires' must be a date*"),
+        (entry("2999-01-01").replace("raised", "odd"), "*unknown verdict 'odd'*"),
+        ("[[findings]]\n", "*unknown table 'findings'*"),
+        ("oops", "*known.toml:*"),
+    ],
+)
+def test_a_wrong_baseline_is_refused(project, text, said):
+    (project.path / "known.toml").write_text(text)
+    result = run(project, COMPLETING, "--race-baseline=known.toml")
+    assert result.ret == 2
+    result.stderr.fnmatch_lines([said])
+
+
+def test_switched_off_a_suite_still_runs(project):
+    """``-p no:race``: the fixtures are gone, what does not use them is untouched."""
+    project.makepyfile(test_plain="def test_plain(): pass")
+    result = project.runpytest_subprocess("-p", "no:race", "--noconftest", "test_plain.py")
+    result.assert_outcomes(passed=1)
+    assert "compile races" not in result.stdout.str()
+
+
+def test_crew_fixture_runs_threads_and_refuses_survivors(project):
+    test = """
+import threading
+def test_good(race_crew):
+    outcomes = race_crew(3, start="together", deadline=20).run(lambda member: member.name)
+    assert [o.result for o in outcomes] == ["drafter-0", "drafter-1", "drafter-2"]
+def test_bad(race_crew):
+    never = threading.Event()
+    race_crew(1, deadline=0.2).run(lambda member: never.wait())
+"""
+    result = run(project, test)
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*threads of the crew are still alive: drafter-0*"])
+
+
+def test_tracebacks_fixture_fails_a_test_whose_thread_died(project):
+    test = """
+import threading
+def die(): raise ValueError("inside")
+def start():
+    t = threading.Thread(target=die, name="worker-7"); t.start(); t.join()
+def test_bad(race_tracebacks): start()
+def test_good(race_tracebacks):
+    start()
+    assert race_tracebacks.errors.pop("worker-7").raising.function == "die"
+"""
+    result = run(project, test)
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*worker-7 died by ValueError*"])
+
+
+def test_fx_state_fixture_sees_entries_and_what_is_left_behind(pytester):
+    """With torch: entries into compiled code are counted; a flag left up fails the test."""
+    test = """
+import torch
+import torch.fx._symbolic_trace as st
+def test_good(race_fx_state):
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert race_fx_state.summary()["entries"] == {"MainThread": 1}
+def test_bad(race_fx_state):
+    st.CURRENT_PATCHER = object()
+@__import__("pytest").fixture(autouse=True)
+def clean():
+    yield
+    st.CURRENT_PATCHER = None
+"""
+    pytester.makepyfile(test_it=test)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=120)
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*fx-patcher is 'installed', at rest None*"])
