@@ -10,7 +10,8 @@
         with guard.region():                                         # round each backward()
             loss.backward()
 
-See :mod:`dflash.compile.guard` for the guards by name and what each costs.
+See :mod:`dflash.compile.guard` for the guards by name and what each costs, and
+:mod:`dflash.compile.base` for what all of them do.
 """
 
 from dflash.compile.guard import (

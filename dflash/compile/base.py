@@ -16,7 +16,7 @@ import functools
 import inspect
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, ClassVar
@@ -60,7 +60,7 @@ class CompileGuard:
     _in_force: ClassVar[CompileGuard | None] = None
     _entering: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, *, recompile_limit: int, passed_over: str = "") -> None:
+    def __init__(self, *, recompile_limit: int, passed_over: Sequence[str] = ()) -> None:
         self.recompile_limit = recompile_limit
         self.explanation = ""
         self.compiles: Counter[str] = Counter()
@@ -91,7 +91,7 @@ class CompileGuard:
         except BaseException:
             self._stack.close()
             raise
-        self.explanation = f"{self.name}: {self._explain(made)}{self._passed_over}"
+        self.explanation = "; ".join([f"{self.name}: {self._explain(made)}", *self._passed_over])
         return self
 
     def __exit__(
@@ -156,7 +156,7 @@ class CompileGuard:
                 whole process, which no guard but ``lock`` repairs: beside other threads a call
                 may raise a false "found no compiled frames".
         """
-        label = label or getattr(function, "__name__", type(function).__name__)
+        label = label or str(getattr(function, "__name__", type(function).__name__))
         options: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}
         # Travels with the function, so it holds on autograd threads, where the config does not.
         if "recompile_limit" in inspect.signature(torch.compile).parameters:

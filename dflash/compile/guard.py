@@ -67,10 +67,12 @@ def compile_guard(name: str = "auto", *, recompile_limit: int = 64) -> CompileGu
         raise GuardError(f"unknown guard {name!r}: use one of {', '.join(GUARDS)}")
     if recompile_limit < 1:
         raise GuardError(f"recompile_limit must be at least 1, not {recompile_limit}")
-    passed_over = ""
+    reasons: list[str] = []
     for candidate in _AUTO if name == "auto" else (name,):
         why_not = _CLASSES[candidate].available()
         if why_not is None:
-            return _CLASSES[candidate](recompile_limit=recompile_limit, passed_over=passed_over)
-        passed_over += f"; not {candidate!r}: {why_not}"
-    raise GuardError(f"the guard {name!r} cannot be had; use 'lock', which needs nothing" + passed_over)
+            return _CLASSES[candidate](recompile_limit=recompile_limit, passed_over=reasons)
+        reasons.append(f"not {candidate}: {why_not}")
+    raise GuardError(
+        f"no such guard here; the guard 'lock' needs nothing of torch ({'; '.join(reasons)})"
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch._dynamo.eval_frame import innermost_fn
 
@@ -31,7 +31,7 @@ def with_own_code(function: Callable[..., Any], label: str) -> Callable[..., Any
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return _copy(call, label)
+    return _copy(cast(types.FunctionType, call), label)
 
 
 def _copy(function: types.FunctionType, label: str) -> types.FunctionType:

@@ -103,9 +103,7 @@ def _prove_own_trace_is_reported(guard: CompileGuard, compiled: Callable[..., An
         if "symbolically trace" in str(error):
             return
         raise GuardError(f"a genuine FX trace failed for another reason: {error}") from error
-    raise GuardError(
-        f"the guard {guard.name!r} hides a genuine FX trace over a compiled function"
-    )
+    raise GuardError(f"the guard {guard.name!r} hides a genuine FX trace over a compiled function")
 
 
 def _prove_exclusion(guard: LockGuard) -> str:
@@ -114,7 +112,8 @@ def _prove_exclusion(guard: LockGuard) -> str:
     def parked(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
         inside.set()
         go_on.wait(_DEADLINE)
-        return graph.forward
+        run: Callable[..., Any] = graph.forward
+        return run
 
     compiled = guard.compile(_double, label=PROOF_LABEL, backend=parked)
     thread = threading.Thread(

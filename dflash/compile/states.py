@@ -70,9 +70,9 @@ def _fx_flag() -> Patch | None:
     import torch.fx._symbolic_trace as st
 
     if "_is_fx_tracing_tls" in vars(st):
-        return None if isinstance(st._is_fx_tracing_tls, threading.local) else _Replace(
-            st, "_is_fx_tracing_tls", threading.local
-        )
+        if isinstance(st._is_fx_tracing_tls, threading.local):
+            return None
+        return _Replace(st, "_is_fx_tracing_tls", threading.local)
     return _globals("torch.fx._symbolic_trace", {"_is_fx_tracing_flag": _false})
 
 

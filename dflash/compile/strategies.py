@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,9 @@ class ForceCompileGuard(CompileGuard):
     name = "force-compile"
     # The compile session stays the process's: it hides the FX flag, which is shared here, from
     # compiled code that is not behind the guard.
-    needs = tuple(row.name for row in STATES if row.name not in ("fx-tracing-flag", "compile-session"))
+    needs = tuple(
+        row.name for row in STATES if row.name not in ("fx-tracing-flag", "compile-session")
+    )
 
     @classmethod
     def available(cls) -> str | None:
@@ -86,12 +88,12 @@ class SerialGuard(CompileGuard):
         return compiled
 
     def _arrive(self) -> None:
-        if not self._sealed and threading.get_ident() != self._home:
-            # A recompute in the warm-up's own backward comes from an engine thread.
-            if not (self._warming and _on_engine_thread()):
-                raise GuardError(
-                    "the guard 'serial' was not warmed up: call warm_up() before the threads start"
-                )
+        # A recompute in the warm-up's own backward comes from an engine thread.
+        at_home = threading.get_ident() == self._home or (self._warming and _on_engine_thread())
+        if not (self._sealed or at_home):
+            raise GuardError(
+                "the guard 'serial' was not warmed up: call warm_up() before the threads start"
+            )
         super()._arrive()
 
 
@@ -100,7 +102,7 @@ class LockGuard(CompileGuard):
 
     name = "lock"
 
-    def __init__(self, *, recompile_limit: int, passed_over: str = "") -> None:
+    def __init__(self, *, recompile_limit: int, passed_over: Sequence[str] = ()) -> None:
         super().__init__(recompile_limit=recompile_limit, passed_over=passed_over)
         self.lock = threading.RLock()
         self._in_backward = False

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import ast
 import dis
+import functools
 import gc
 import inspect
 import sys
@@ -263,9 +264,8 @@ class ThreadLocalGlobals:
             for module, names in targets.items():
                 self._install_module(module, names)
             for function, code in exchanges:
-                old = function.__code__
-                self._undo.append(lambda function=function, old=old: _set_code(function, old))
-                function.__code__ = code
+                self._undo.append(functools.partial(_set_code, function, function.__code__))
+                _set_code(function, code)
         except BaseException:
             self.remove()
             raise

@@ -1,0 +1,94 @@
+"""One case of a run, reduced to what a table shows. Plain data: it crosses process borders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from harness.capture import shorten
+from harness.verdict import Expectation, Record, exposures, findings, judge
+
+DANGERS = ("fx-trace", "annotation")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A judged case.
+
+    Attributes:
+        case: its name, without the number of the repetition.
+        kind: ``control`` (must be caught) or ``guarded`` (must complete) or what the test says.
+        completed: threads that completed, of all.
+        threads: number of threads.
+        verdict: the word.
+        expected: the word that it had to be.
+        unmet: why the case is not what it had to be; empty when it is.
+        frame: the frame that raised, of the first thread that did.
+        holder: who held the state then.
+        exposures: danger -> how often a crew member met it.
+        seconds: of the whole case.
+        findings: all of them.
+        known: owner and report of the baseline entry that excuses it.
+    """
+
+    case: str
+    kind: str
+    completed: int
+    threads: int
+    verdict: str
+    expected: str
+    unmet: tuple[str, ...] = ()
+    frame: str = ""
+    holder: str = ""
+    exposures: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    findings: tuple[str, ...] = ()
+    known: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Whether the case is what it had to be."""
+        return not self.unmet
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Row:
+        """The inverse of :meth:`as_dict`, also after JSON."""
+        return cls(**{**data, "unmet": tuple(data["unmet"]), "findings": tuple(data["findings"])})
+
+
+def make_row(case: str, kind: str, record: Record, expect: Expectation) -> Row:
+    """Judges a record."""
+    outcomes = record.get("outcomes", ())
+    frame, holder = _failure(record)
+    return Row(
+        case=case,
+        kind=kind,
+        completed=sum(outcome["state"] == "completed" for outcome in outcomes),
+        threads=len(outcomes),
+        verdict=str(judge(record)),
+        expected=str(expect.verdict),
+        unmet=tuple(expect.unmet(record)),
+        frame=frame,
+        holder=holder,
+        exposures={kind: exposures(record, kind) for kind in DANGERS},
+        seconds=record.get("process", {}).get("seconds", record.get("seconds", 0.0)),
+        findings=tuple(str(finding) for finding in findings(record)),
+    )
+
+
+def _failure(record: Record) -> tuple[str, str]:
+    for outcome in record.get("outcomes", ()):
+        error = outcome["error"]
+        if outcome["state"] == "raised" and error["frames"]:
+            last = error["frames"][-1]
+            held = record.get("watch", {}).get("holders", {}).get(outcome["thread"])
+            return (
+                f"{shorten(last['file'])}:{last['line']} {last['function']}",
+                f"{held['thread']} ({held['state']})" if held else "",
+            )
+    return "", ""

@@ -1,0 +1,77 @@
+"""The terminal table of a run, one line a case; repeats of a case are one line with a rate."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from harness.report.row import Row
+
+
+def render(rows: Sequence[Row], *, width: int, color: bool) -> str:
+    """The table as text, ``width`` columns wide."""
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
+    for name, justify in (
+        ("case", "left"),
+        ("threads", "right"),
+        ("verdict", "left"),
+        ("as expected", "left"),
+        ("raising frame", "left"),
+        ("state held by", "left"),
+        ("danger met", "left"),
+        ("seconds", "right"),
+    ):
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    for group in _by_case(rows):
+        table.add_row(*_cells(group))
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=color, no_color=not color, emoji=False)
+    console.print(table)
+    return out.getvalue()
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """A line per kind, then a line per case that is not what it had to be."""
+    lines = []
+    for kind in dict.fromkeys(row.kind for row in rows):
+        of_kind = [row for row in rows if row.kind == kind]
+        met = sum(row.met for row in of_kind)
+        done = {"control": "caught", "guarded": "completed"}.get(kind, "as expected")
+        lines.append(f"{kind}: {met} of {len(of_kind)} {done}")
+    for row in rows:
+        if not row.met:
+            excuse = f" [known: {row.known}]" if row.known else ""
+            lines.append(f"{row.case}: {'; '.join(row.unmet)}{excuse}")
+    return lines
+
+
+def _by_case(rows: Iterable[Row]) -> list[list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.case, []).append(row)
+    return list(groups.values())
+
+
+def _cells(group: Sequence[Row]) -> list[str]:
+    worst = next((row for row in group if not row.met), group[0])
+    met = sum(row.met for row in group)
+    if len(group) > 1:
+        verdict = f"{met}/{len(group)}"
+    else:
+        verdict = "yes" if worst.met else ("known" if worst.known else "NO")
+    color = "green" if met == len(group) else ("yellow" if worst.known else "red")
+    danger = ", ".join(f"{kind} {count}" for kind, count in worst.exposures.items() if count)
+    return [
+        escape(worst.case),
+        f"{worst.completed}/{worst.threads}",
+        worst.verdict,
+        f"[{color}]{verdict}[/{color}]",
+        escape(worst.frame),
+        escape(worst.holder),
+        danger,
+        f"{sum(row.seconds for row in group) / len(group):.1f}",
+    ]
