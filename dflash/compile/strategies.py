@@ -101,6 +101,8 @@ class LockGuard(CompileGuard):
     """One lock round every call and backward."""
 
     name = "lock"
+    # Not a race that a lock could end: a CUDA build without a GPU crashes in its second thread.
+    needs = ("cuda-device-guard",)
 
     def __init__(self, *, recompile_limit: int, passed_over: Sequence[str] = ()) -> None:
         super().__init__(recompile_limit=recompile_limit, passed_over=passed_over)
