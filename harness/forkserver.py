@@ -69,8 +69,9 @@ def main() -> None:
 def _serve(channel: socket.socket, wake: int) -> None:
     buffer = b""
     killed = False
+    sources: list[Any] = [channel, wake]
     while True:
-        readable, _, _ = select.select([channel, wake], [], [])
+        readable, _, _ = select.select(sources, [], [])
         if wake in readable:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 4096)

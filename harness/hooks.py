@@ -107,7 +107,11 @@ class Hooks:
 
         def instrumented_wrap(self_: Any, fn: Any) -> Any:
             compiled = wrap(self_, fn)
-            if isinstance(fn, type) or not callable(compiled) or not hasattr(compiled, "__wrapped__"):
+            if (
+                isinstance(fn, type)
+                or not callable(compiled)
+                or not hasattr(compiled, "__wrapped__")
+            ):
                 return compiled  # a class or an OptimizedModule: its call comes back through here
             return self._observed(compiled)
 
@@ -253,7 +257,9 @@ class Hooks:
         from torch._dynamo import convert_frame
 
         self._need(convert_frame, "compile_lock", "dynamo's lock")
-        self._patch(convert_frame, "compile_lock", _ObservedLock(convert_frame.compile_lock, self.emit))
+        self._patch(
+            convert_frame, "compile_lock", _ObservedLock(convert_frame.compile_lock, self.emit)
+        )
 
     # ------------------------------------------------------------------------------------------
 

@@ -325,7 +325,8 @@ def canary_fresh_compile() -> str | None:
     def counting(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Callable[..., Any]:
         nonlocal graphs
         graphs += 1
-        return graph.forward
+        run: Callable[..., Any] = graph.forward
+        return run
 
     try:
         module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
@@ -345,4 +346,3 @@ CANARIES: dict[str, Callable[[], str | None]] = {
 def run_canaries() -> dict[str, str | None]:
     """Name -> what is wrong, or None. Call it only when no other thread compiles."""
     return {name: canary() for name, canary in CANARIES.items()}
-

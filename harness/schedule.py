@@ -81,9 +81,7 @@ class Script:
     """
 
     def __init__(self, steps: Iterable[Step | str], *, patience: float = 30.0) -> None:
-        self.steps = tuple(
-            step if isinstance(step, Step) else Step.parse(step) for step in steps
-        )
+        self.steps = tuple(step if isinstance(step, Step) else Step.parse(step) for step in steps)
         for index, step in enumerate(self.steps):
             if step in self.steps[:index]:
                 raise ScriptError(f"script line '{step}' stands there twice: use nth=2")
@@ -111,9 +109,7 @@ class Script:
                 blocker = self.steps[self._next]
                 remaining = deadline - time.monotonic()
                 if remaining <= 0:
-                    self._miss(
-                        f"'{self.steps[index]}' waited {self.patience:g} s for '{blocker}'"
-                    )
+                    self._miss(f"'{self.steps[index]}' waited {self.patience:g} s for '{blocker}'")
                     break
                 self._changed.wait(remaining)
             del self._waits_at[event.thread]

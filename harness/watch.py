@@ -209,4 +209,3 @@ class Watch:
 
 def _brief(error: BaseException | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {message_of(error)}"[:200]
-

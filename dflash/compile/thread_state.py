@@ -151,6 +151,10 @@ class _Rewriter(ast.NodeTransformer):
         self.names = names
         self.places = places
 
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> ast.AST:
+        node.value = self.visit(node.value)  # := takes no attribute; a global target is refused
+        return node
+
     def visit_Name(self, node: ast.Name) -> ast.AST:
         where = (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
         if (node.id, where) not in self.places:

@@ -15,17 +15,10 @@ from harness.report.row import Row
 def render(rows: Sequence[Row], *, width: int, color: bool) -> str:
     """The table as text, ``width`` columns wide."""
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    for name, justify in (
-        ("case", "left"),
-        ("threads", "right"),
-        ("verdict", "left"),
-        ("as expected", "left"),
-        ("raising frame", "left"),
-        ("state held by", "left"),
-        ("danger met", "left"),
-        ("seconds", "right"),
-    ):
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    for name in ("case", "threads", "verdict", "expected", "raised by", "state held by"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "threads" else "left")
+    table.add_column("danger met", overflow="fold")
+    table.add_column("seconds", justify="right")
     for group in _by_case(rows):
         table.add_row(*_cells(group))
     out = io.StringIO()
@@ -64,13 +57,13 @@ def _cells(group: Sequence[Row]) -> list[str]:
     else:
         verdict = "yes" if worst.met else ("known" if worst.known else "NO")
     color = "green" if met == len(group) else ("yellow" if worst.known else "red")
-    danger = ", ".join(f"{kind} {count}" for kind, count in worst.exposures.items() if count)
+    danger = " ".join(f"{kind} {count}" for kind, count in worst.exposures.items() if count)
     return [
         escape(worst.case),
         f"{worst.completed}/{worst.threads}",
         worst.verdict,
         f"[{color}]{verdict}[/{color}]",
-        escape(worst.frame),
+        escape(worst.frame.rpartition("/")[2]),
         escape(worst.holder),
         danger,
         f"{sum(row.seconds for row in group) / len(group):.1f}",

@@ -225,7 +225,9 @@ def test_two_lambdas_on_one_line_are_not_confused(load):
 
 
 SCOPES = {
-    "default of a nested function": "def f():\n    def g(a=FLAG):\n        return a\n    return g()",
+    "default of a nested function": (
+        "def f():\n    def g(a=FLAG):\n        return a\n    return g()"
+    ),
     "decorator of a nested function": (
         "def f():\n    @(lambda g, x=FLAG: lambda: x)\n    def g(): pass\n    return g()"
     ),
@@ -234,7 +236,8 @@ SCOPES = {
         "def f():\n    bound = [FLAG for FLAG in (1, 2)]\n    return bound, FLAG"
     ),
     "walrus in a comprehension": (
-        "def f():\n    global FLAG\n    [0 for i in (5,) if (FLAG := i)]\n    return FLAG"
+        "def f():\n    [0 for i in (5,) if (FLAG := i)]\n    return FLAG, g()\n"
+        "def g():\n    return (other := FLAG), other"
     ),
     "local of the enclosing function": (
         "def f():\n    FLAG = 3\n    def g():\n        return FLAG\n    return g()"
@@ -259,7 +262,9 @@ SCOPES = {
         "def f():\n    def g(a: FLAG):\n        return FLAG\n    return g.__annotations__"
     ),
     "f-string": "def f():\n    return f'{FLAG}{FLAG!r:>4}' f'''\n{FLAG}'''",
-    "generator": "def f():\n    def g():\n        yield FLAG\n    return [*g(), *(FLAG for _ in 'a')]",
+    "generator": (
+        "def f():\n    def g():\n        yield FLAG\n    return [*g(), *(FLAG for _ in 'a')]"
+    ),
     "for, with, augmented": (
         "import contextlib\ndef f():\n    global FLAG\n    for FLAG in (1, 2): pass\n"
         "    with contextlib.nullcontext(9) as FLAG: pass\n    FLAG += 1\n    return FLAG"
@@ -303,7 +308,8 @@ STATEMENTS = (
     "out.append(f'{{FLAG}}-{{FLAG!r:>5}}')",
     "for FLAG in ({k},):\n    out.append(FLAG)",
     "class C:\n    x = FLAG\n    def m(self, d=FLAG):\n        return d, FLAG\nout.append(C().m())",
-    "class C:\n    FLAG = {k}\n    def m(self):\n        return FLAG\nout.append((C.FLAG, C().m()))",
+    "class C:\n    FLAG = {k}\n    def m(self):\n        return FLAG\n"
+    "out.append((C.FLAG, C().m()))",
 )
 
 
@@ -321,33 +327,39 @@ def blocks(draw, depth=2):
             lines.append(f"def g({default}):\n{body}\ng()")
         else:
             lines.append(draw(st.sampled_from(STATEMENTS)).format(k=draw(st.integers(2, 5))))
+    if lines[0]:  # a walrus with a global target is refused
+        lines = [line for line in lines if ":=" not in line or line.startswith("def")]
     return [line for line in lines if line]
 
 
-def program(lines):
-    body = textwrap.indent("\n".join(lines), "        ")
-    # `global` has to come first in its function, before the try.
-    head = "\n".join(line for line in lines if line.startswith("global"))
-    body = "\n".join(line for line in body.splitlines() if not line.startswith("        global"))
+def function(name, lines):
+    """``lines`` as a function whose errors are results; ``global`` must stand before the try."""
+    head = [line for line in lines if line.startswith("global")]
+    body = ["pass", *(line for line in lines if not line.startswith("global"))]
     return (
-        "FLAG = 1\nMETA = {}\n\ndef f(out):\n"
-        + textwrap.indent(head, "    ")
-        + f"\n    try:\n        pass\n{body}\n"
-        + "    except Exception as error:\n        out.append(type(error).__name__)\n    return out\n"
+        f"def {name}(out):\n    pass\n{textwrap.indent(chr(10).join(head), '    ')}\n    try:\n"
+        + textwrap.indent("\n".join(body), "        ")
+        + "\n    except Exception as error:\n        out.append(type(error).__name__)"
+        + "\n    return out\n"
     )
 
 
 def test_programs_run_as_before(load):
-    """Random programs in one thread: same results, same errors, same values afterwards."""
+    """Random functions in one thread: same results, same errors, same values afterwards."""
 
-    @settings(max_examples=40, deadline=None, derandomize=True)
-    @given(blocks())
-    def same(lines):
-        text = program(lines)
+    def results(module):
+        functions = [value for name, value in sorted(vars(module).items()) if name[:2] == "f_"]
+        return [(f([]), f([]), module.FLAG, dict(module.META)) for f in functions]
+
+    @settings(max_examples=12, deadline=None, derandomize=True)
+    @given(st.lists(blocks(), min_size=8, max_size=8))
+    def same(bodies):
+        functions = [function(f"f_{n}", lines) for n, lines in enumerate(bodies)]
+        text = "\n".join(["FLAG = 1", "META = {}", *functions])
         plain, changed = load(text), load(text)
-        expected = plain.f([]), plain.f([]), plain.FLAG, plain.META
+        expected = results(plain)
         with thread_local(changed, FLAG=lambda: 1, META=dict):
-            assert (changed.f([]), changed.f([]), changed.FLAG, changed.META) == expected, text
+            assert results(changed) == expected, text
 
     same()
 
@@ -371,6 +383,7 @@ def assert_unchanged(module, before):
 REFUSED = {
     "missing name": ("def f():\n    return 1\n", "has no global FLAG"),
     "import as": ("FLAG = 0\ndef f():\n    global FLAG\n    import os as FLAG\n", "cannot be"),
+    "walrus": ("FLAG = 0\ndef f():\n    global FLAG\n    return (FLAG := 1)\n", "cannot be"),
     "except as": (
         "FLAG = 0\ndef f():\n    global FLAG\n    try: pass\n    except OSError as FLAG: pass\n",
         "cannot be",
@@ -446,7 +459,7 @@ def test_failure_half_way_is_undone(load, monkeypatch):
 
 
 def test_remove_restores_every_object(load):
-    """Class, dictionary, code objects and the alias: the same objects, whatever happened between."""
+    """Class, dictionary, code objects and the alias: the same objects, whatever happened."""
     module = load(SIMPLE)
     module.META["left"] = "from before"
     other = load("def read():\n    return THEIRS\n", THEIRS=module.META)

@@ -122,7 +122,10 @@ def test_a_captured_error_is_plain_data() -> None:
 @pytest.mark.parametrize(
     ("file", "short"),
     [
-        ("/v/lib/python3.11/site-packages/torch/_dynamo/eval_frame.py", "torch/_dynamo/eval_frame.py"),
+        (
+            "/v/lib/python3.11/site-packages/torch/_dynamo/eval_frame.py",
+            "torch/_dynamo/eval_frame.py",
+        ),
         ("/usr/lib/dist-packages/torch/fx/traceback.py", "torch/fx/traceback.py"),
         ("/a/site-packages/b/site-packages/torch/x.py", "torch/x.py"),
         ("/home/me/project/race/program.py", "project/race/program.py"),

@@ -281,7 +281,7 @@ def test_leaving_an_annotation_that_was_never_entered_hides_no_later_one() -> No
 
 
 def test_the_holder_of_a_victim_is_named_with_its_stack() -> None:
-    """"Which other thread was it, and where?" is what no report of pytorch#126024 answers."""
+    """Which other thread was it, and where? No report of pytorch#126024 can say."""
     watch = quiet()
     with Parked(watch, "culprit", "trace.begin", "trace.body"):
         watch.on_event(Event("call.enter", "victim"))

@@ -51,10 +51,12 @@ def test_what_a_step_prints_it_reads_back(step: Step) -> None:
 def test_any_text_is_a_step_or_one_line_that_says_why_not(text: str) -> None:
     try:
         step = Step.parse(text)
-    except ScriptError as error:
-        assert len(str(error).splitlines()) == 1
+    except ScriptError as refused:
+        line = str(refused)
     else:
-        assert Step.parse(str(step)) == step
+        line = str(step)
+        assert Step.parse(line) == step
+    assert len(line.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from harness.isolate import Isolation
 # A warm call of drafter-0 is checked while another thread is in the body of its trace.
 TRACE_BESIDE_WARM_CALL = (
     "drafter-0 step.end step=0",
+    "tracer trace.begin",
     "tracer trace.body",
     "drafter-0 call.arrive step=1",
     "drafter-0 call.settled step=1",

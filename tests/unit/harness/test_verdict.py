@@ -78,7 +78,12 @@ ROWS: list[tuple[str, Record, Verdict, str]] = [
         Verdict.NATIVE_CRASH,
         "code 3",
     ),
-    ("hang", {"process": {"ended": "hang", "what": "had not ended"}}, Verdict.DEADLOCK, "not ended"),
+    (
+        "hang",
+        {"process": {"ended": "hang", "what": "had not ended"}},
+        Verdict.DEADLOCK,
+        "not ended",
+    ),
     (
         "stuck",
         {"outcomes": [STUCK], **watched(lock_owner="drafter-2")},
@@ -154,7 +159,9 @@ ROWS: list[tuple[str, Record, Verdict, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("more", "verdict", "words"), [row[1:] for row in ROWS], ids=[r[0] for r in ROWS])
+@pytest.mark.parametrize(
+    ("more", "verdict", "words"), [row[1:] for row in ROWS], ids=[r[0] for r in ROWS]
+)
 def test_each_way_to_show_has_its_word(more: Record, verdict: Verdict, words: str) -> None:
     record = clean() | more
     assert judge(record) is verdict
@@ -236,12 +243,24 @@ def _set(record: Record, path: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "line"),
     [
-        ("outcomes/0/error/type", "builtins.ValueError", "raised builtins.ValueError, expected Run"),
+        (
+            "outcomes/0/error/type",
+            "builtins.ValueError",
+            "raised builtins.ValueError, expected Run",
+        ),
         ("outcomes/0/error/message", "CUDA error", "'using FX' is not in 'CUDA error'"),
         ("outcomes/0/error/frames/0/function", "_fn", "1120 _fn, expected torch/_dynamo/eval_fr"),
-        ("outcomes/0/error/frames/0/file", "/v/torch/_dynamo/x.py", "raised in /v/torch/_dynamo/x.py"),
+        (
+            "outcomes/0/error/frames/0/file",
+            "/v/torch/_dynamo/x.py",
+            "raised in /v/torch/_dynamo/x.py",
+        ),
         ("outcomes/0/error/frames", [], "raised in no frame, expected"),
-        ("watch/holders/drafter-0/state", "traceback-meta", "held state is traceback-meta, expected"),
+        (
+            "watch/holders/drafter-0/state",
+            "traceback-meta",
+            "held state is traceback-meta, expected",
+        ),
         ("watch/holders", {}, "held state is unknown, expected fx-tracing-flag"),
         ("watch/holders/drafter-0/thread", "drafter-0", "held state is unknown"),
         ("watch/exposures/fx-trace", {}, "no exposure to another thread's fx-trace"),
@@ -252,7 +271,11 @@ def _set(record: Record, path: str, value: Any) -> None:
         ("outcomes/0", outcome("drafter-0"), "no thread raised RuntimeError"),
         ("outcomes/1", died("tracer", "KeyError"), "tracer raised KeyError, expected RuntimeError"),
         ("outcomes/1", died("tracer", function="trace"), "tracer raised in"),
-        ("process", {"ended": "signal", "what": "SIGKILL"}, "verdict is native crash, expected raised"),
+        (
+            "process",
+            {"ended": "signal", "what": "SIGKILL"},
+            "verdict is native crash, expected raised",
+        ),
     ],
 )
 def test_a_control_caught_by_something_else_is_not_caught(path: str, value: Any, line: str) -> None:

@@ -1,0 +1,98 @@
+"""The table and the files of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app
+from harness.report import files, table
+from harness.report.row import Row, make_row
+from harness.verdict import Expectation, Verdict
+
+GOOD = Row("guard[auto-together]", "guarded", 3, 3, "completed", "completed", seconds=2.0)
+BAD = replace(GOOD, case="fx_flag[no-guard]", kind="control", unmet=("no thread raised",))
+RECORD = {
+    "outcomes": [
+        {
+            "thread": "drafter-0",
+            "state": "raised",
+            "stack": [],
+            "error": {
+                "type": "RuntimeError",
+                "message": "Detected",
+                "frames": [
+                    {
+                        "file": "/v/site-packages/torch/_dynamo/eval_frame.py",
+                        "line": 1120,
+                        "function": "compile_wrapper",
+                    }
+                ],
+            },
+        },
+        {"thread": "drafter-1", "state": "completed", "stack": [], "error": None},
+    ],
+    "watch": {
+        "holders": {"drafter-0": {"thread": "drafter-1", "state": "fx-tracing-flag"}},
+        "exposures": {"fx-trace": {"drafter-0": 2, "MainThread": 5}},
+    },
+    "process": {"ended": "returned", "what": "returned", "seconds": 1.5},
+}
+
+
+def test_a_row_names_frame_holder_and_the_crews_own_danger():
+    row = make_row("a", "control", RECORD, Expectation(Verdict.RAISED))
+    assert row.frame == "torch/_dynamo/eval_frame.py:1120 compile_wrapper"
+    assert row.holder == "drafter-1 (fx-tracing-flag)"
+    assert row.exposures["fx-trace"] == 2, "the main thread's own calls are not the crew's danger"
+    assert (row.completed, row.threads, row.met) == (1, 2, True)
+
+
+def test_a_row_survives_json():
+    assert Row.from_dict(json.loads(json.dumps(BAD.as_dict()))) == BAD
+
+
+def test_brackets_in_names_are_not_taken_for_markup():
+    assert "fx_flag[no-guard]" in table.render([BAD], width=160, color=False)
+
+
+def test_repeats_of_a_case_are_one_line_with_a_rate():
+    text = table.render([GOOD, GOOD, replace(GOOD, unmet=("x",))], width=160, color=False)
+    assert text.count("guard[auto-together]") == 1
+    assert "2/3" in text
+
+
+def test_summary_counts_by_kind_and_says_why():
+    assert table.summary([GOOD, BAD]) == [
+        "guarded: 1 of 1 completed",
+        "control: 0 of 1 caught",
+        "fx_flag[no-guard]: no thread raised",
+    ]
+
+
+def test_a_report_can_be_shown_again_and_keeps_its_exit_code(tmp_path):
+    for rows, code in (([GOOD], 0), ([GOOD, BAD], 1)):
+        files.write_report(tmp_path, rows, {"device": "cpu"})
+        shown = CliRunner().invoke(app, ["report", str(tmp_path)])
+        assert shown.exit_code == code
+        assert "guard[auto-together]" in shown.output
+
+
+@pytest.mark.parametrize("text", [None, "not json", "{}", '{"cases": [{"case": 1}]}'])
+def test_what_is_not_a_report_is_one_line_and_exit_code_2(tmp_path, text):
+    if text is not None:
+        (tmp_path / "report.json").write_text(text)
+    shown = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert shown.exit_code == 2
+    assert shown.output.startswith("error: ") and shown.output.count("\n") == 1
+
+
+def test_clear_leaves_nothing_of_an_earlier_run(tmp_path):
+    files.write_case(tmp_path, "odd/name [x]", RECORD, GOOD)
+    files.write_report(tmp_path, [GOOD], {})
+    assert [p.name for p in (tmp_path / "cases").iterdir()] == ["odd_name_[x].json"]
+    files.clear(tmp_path)
+    assert not (tmp_path / "cases").exists() and not (tmp_path / "report.json").exists()
