@@ -202,7 +202,7 @@ def _rewritten_codes(
         for name, where in _uses(function, names):
             raise StateError(
                 f"{file}:{where[0]}: this use of {name!r} cannot be rewritten"
-                + ("" if places and where[2] is not None else " without column positions")
+                + ("" if where[2] is not None else " without column positions")
             )
     return {
         _key(old): new

@@ -1,0 +1,65 @@
+"""The recipe refuses what it does not know, in one line that names the field."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash.config import RecipeError, load_recipe, make_recipe
+
+SMALL = "run: {steps: 3}\ndata: {train: [a.txt]}\n"
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_a_resolved_recipe_reads_back_as_itself(recipe_file, tmp_path):
+    recipe = load_recipe(recipe_file)
+    again = tmp_path / "resolved.yaml"
+    again.write_text(recipe.to_yaml())
+    assert load_recipe(again) == recipe
+
+
+def test_overrides_change_one_setting(recipe_file):
+    recipe = load_recipe(
+        recipe_file, ["optimizer.learning_rate=1e-3", "schedule.targets=['cpu:0', 'cpu:1']"]
+    )
+    assert recipe.optimizer.learning_rate == 1e-3
+    assert recipe.schedule.targets == ("cpu:0", "cpu:1")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("optimizer.learning_rat=1", "did you mean 'optimizer.learning_rate'"),
+        ("run.steps=0", "run.steps: Input should be greater than or equal to 1"),
+        ("run.epochs=2", "give exactly one of steps and epochs"),
+        ("schedule.targets=['tpu:0']", "schedule.targets: String should match pattern"),
+        ("run.steps.more=1", "'steps' is not a section"),
+        ("steps", "expected section.name=value"),
+        ("run.name=[", "is not a YAML value"),
+        ("data.train=[]", "data.train: name at least one file or folder"),
+    ],
+)
+def test_a_wrong_override_is_one_line(recipe_file, override, said):
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe_file, [override])
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: [\n", None])
+def test_a_file_that_is_no_recipe_is_one_line(tmp_path, text):
+    path = tmp_path / "r.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_unknown_section_is_refused_with_the_nearest():
+    with pytest.raises(RecipeError, match="unknown setting 'optimiser'; did you mean 'optimizer'"):
+        make_recipe({"run": {"steps": 1}, "optimiser": {}})
