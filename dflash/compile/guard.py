@@ -13,7 +13,7 @@
 ``lock``           one lock round every compiled call and every backward, and no more. Cost:
                    a warm step waits for whoever compiles, and no two calls overlap.
 ``auto``           ``thread-local`` where it can be installed, else ``force-compile``, else
-                   ``serial``; :attr:`CompileGuard.explanation` says which and why.
+                   ``lock``; :attr:`CompileGuard.explanation` says which and why.
 =================  ===============================================================================
 
 What all of them do besides: :mod:`dflash.compile.base`.
@@ -47,7 +47,7 @@ __all__ = [
 _CLASSES: dict[str, type[CompileGuard]] = {
     cls.name: cls for cls in (ThreadLocalGuard, ForceCompileGuard, SerialGuard, LockGuard)
 }
-_AUTO = ("thread-local", "force-compile", "serial")  # in this order
+_AUTO = ("thread-local", "force-compile", "lock")  # in this order; ``serial`` needs a warm-up
 GUARDS: tuple[str, ...] = ("auto", *_CLASSES)
 
 
@@ -73,6 +73,4 @@ def compile_guard(name: str = "auto", *, recompile_limit: int = 64) -> CompileGu
         if why_not is None:
             return _CLASSES[candidate](recompile_limit=recompile_limit, passed_over=reasons)
         reasons.append(f"not {candidate}: {why_not}")
-    raise GuardError(
-        f"no such guard here; the guard 'lock' needs nothing of torch ({'; '.join(reasons)})"
-    )
+    raise GuardError(f"no guard to be had on this torch: {'; '.join(reasons)}")

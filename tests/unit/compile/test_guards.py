@@ -125,7 +125,7 @@ def auto_falls_back():
     first = without()
     second = without(ThreadLocalGuard)
     third = without(ForceCompileGuard)
-    SerialGuard.available = ThreadLocalGuard.available
+    LockGuard.available = ThreadLocalGuard.available
     try:
         compile_guard("auto")
         message = ""
@@ -135,12 +135,12 @@ def auto_falls_back():
 
 
 def test_auto_takes_the_best_that_can_be_had_and_says_why(isolated):
-    """thread-local, else force-compile, else serial, else an error; each told in one line."""
+    """thread-local, else force-compile, else lock, else an error; each told in one line."""
     (first, second, third, error) = isolated(auto_falls_back)
-    assert [first[0], second[0], third[0]] == ["thread-local", "force-compile", "serial"]
+    assert [first[0], second[0], third[0]] == ["thread-local", "force-compile", "lock"]
     assert "thread-local is broken here" in second[1]
     assert "thread-local is broken here" in third[1] and "force-compile is broken" in third[1]
-    assert "'lock'" in error
+    assert "lock is broken here" in error
     for line in (first[1], second[1], third[1], error):
         assert line and "\n" not in line
 
