@@ -19,6 +19,7 @@ import io
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ _LOOK_AT_PARENT_EVERY = 0.25
 
 class _State:
     case: int | None = None  # process (and group) id of the running case
+    temporary: str | None = None  # what nobody else removes if the parent goes without a word
 
 
 def main() -> None:
@@ -90,6 +92,7 @@ def _serve(channel: socket.socket, wake: int) -> None:
                 line, _, buffer = buffer.partition(b"\n")
                 request = json.loads(line)
                 if request["op"] == "run":
+                    _State.temporary = request["temporary"]
                     killed = False
                     _fork(channel, request)
                 elif request["op"] == "kill" and _State.case is not None:
@@ -131,6 +134,10 @@ def _case(request: dict[str, Any], server: int, channel: socket.socket, stamp: i
     signal.signal(signal.SIGINT, signal.default_int_handler)
     channel.close()
     folder = Path(request["folder"])
+    # As the parent is now, not as it was when the server started.
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    os.chdir(request["working_folder"])
     for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
         os.environ[variable] = str(folder / name)
     _redirect(folder / "output.log")
@@ -197,6 +204,8 @@ def _kill_group(pid: int) -> None:
 def _stop() -> NoReturn:
     if _State.case is not None:
         _kill_group(_State.case)
+    if _State.temporary is not None:
+        shutil.rmtree(_State.temporary, ignore_errors=True)
     os._exit(0)
 
 

@@ -23,6 +23,9 @@ from harness.points import Event
 Listener = Callable[[Event], None]
 
 
+_EAGER_FLEX = ("setup_compilation_env", "_set_compilation_env")
+
+
 class HookError(RuntimeError):
     """A point cannot be resolved on the installed torch."""
 
@@ -243,15 +246,17 @@ class Hooks:
     def _install_flex(self) -> None:
         from torch.nn.attention import flex_attention as flex
 
-        self._need(flex, "setup_compilation_env", "eager flex_attention")
-        setup = flex.setup_compilation_env
+        # What flex_attention enters before it runs uncompiled; the older name is that of 2.9.
+        name = next((n for n in _EAGER_FLEX if hasattr(flex, n)), _EAGER_FLEX[0])
+        self._need(flex, name, "eager flex_attention")
+        setup = getattr(flex, name)
 
         @functools.wraps(setup)
         def observed_setup(*args: Any, **kwargs: Any) -> Any:
             self.emit("flex.eager")
             return setup(*args, **kwargs)
 
-        self._patch(flex, "setup_compilation_env", observed_setup)
+        self._patch(flex, name, observed_setup)
 
     def _install_lock(self) -> None:
         from torch._dynamo import convert_frame

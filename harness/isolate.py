@@ -200,6 +200,9 @@ class Isolation:
                 "folder": str(folder),
                 "deadline": deadline,
                 "sys_path": [str(entry) for entry in sys.path],
+                "environment": dict(os.environ | self._environment),
+                "working_folder": os.getcwd(),
+                "temporary": str(self._folder) if self._own_folder and not self._keep else None,
             }
             try:
                 channel.send(request)

@@ -139,9 +139,14 @@ def findings(record: Record) -> list[Finding]:
 
 
 def judge(record: Record) -> Verdict:
-    """The worst finding's verdict, or :attr:`Verdict.COMPLETED`."""
+    """The worst finding's verdict, or :attr:`Verdict.COMPLETED`.
+
+    A record without any thread shows nothing: a harness error unless the process itself failed.
+    """
     found = findings(record)
-    return found[0].verdict if found else Verdict.COMPLETED
+    if found:
+        return found[0].verdict
+    return Verdict.COMPLETED if record.get("outcomes") else Verdict.HARNESS_ERROR
 
 
 @dataclass(frozen=True)
@@ -172,10 +177,10 @@ class Expectation:
         lines = []
         if (missed := record.get("script", {}).get("missed")) is not None:
             lines.append(f"script missed: {missed}")
-        if self.verdict is Verdict.COMPLETED and not record.get("outcomes"):
-            lines.append("the record names no thread: nothing ran, or the record was not returned")
         got = judge(record)
-        if got is not self.verdict:
+        if got is Verdict.HARNESS_ERROR:
+            lines.append("the record names no thread: nothing ran, or the record was not returned")
+        elif got is not self.verdict:
             why = "; ".join(str(finding) for finding in findings(record)[:3])
             seen = f" ({why})" if why else ""
             lines.append(f"verdict is {got}, expected {self.verdict}{seen}")

@@ -518,3 +518,19 @@ def test_two_threads_take_turns(light: Isolation) -> None:
     spans.sort()
     assert len(spans) == 6
     assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans))
+
+
+# -- a case is run as its parent is now ------------------------------------------------------------
+
+
+def where_am_i():
+    return {"variable": os.environ.get("RACE_TEST_VARIABLE"), "folder": os.getcwd()}
+
+
+def test_environment_and_working_folder_are_those_of_the_request(isolation, monkeypatch, tmp_path):
+    """The server started earlier; what a test sets afterwards still reaches its case."""
+    monkeypatch.setenv("RACE_TEST_VARIABLE", "here")
+    monkeypatch.chdir(tmp_path)
+    assert isolation.run(where_am_i).value == {"variable": "here", "folder": str(tmp_path)}
+    monkeypatch.delenv("RACE_TEST_VARIABLE")
+    assert isolation.run(where_am_i).value["variable"] is None

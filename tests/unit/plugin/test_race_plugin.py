@@ -82,7 +82,7 @@ def test_a_case_that_is_not_as_expected_fails_and_says_why(project):
     result.stdout.fnmatch_lines(
         [
             "*verdict is raised, expected completed*",
-            "*torch/_dynamo/eval_frame.py:7*",
+            "*eval_frame.py:7 compile_wrapper*",
             "guarded: 0 of 1 completed",
         ]
     )
@@ -96,7 +96,9 @@ def test_a(race_trial):
 """
     result = run(project, test)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*verdict is completed, expected raised*", "control: 0 of 1 caught"])
+    result.stdout.fnmatch_lines(
+        ["*verdict is completed, expected raised*", "control: 0 of 1 caught"]
+    )
 
 
 @pytest.mark.parametrize(
