@@ -23,6 +23,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 ROOT = Path(__file__).parent
 PINNED_TORCH = "2.13.0"
+SUPPORTED_TORCH = ((2, 9), (2, 15))
 BAD_INPUT = 2
 
 
@@ -49,6 +50,12 @@ def _options(posargs: Sequence[str], prog: str) -> tuple[argparse.Namespace, lis
         _refuse(f"{prog}: --repeat must be at least 1, not {options.repeat}")
     if not re.fullmatch(r"\d+\.\d+\.\d+", options.torch):
         _refuse(f"{prog}: --torch takes a release such as 2.11.0, not {options.torch!r}")
+    major_minor = tuple(int(part) for part in options.torch.split(".")[:2])
+    if not SUPPORTED_TORCH[0] <= major_minor <= SUPPORTED_TORCH[1]:
+        oldest, newest = (".".join(map(str, pair)) for pair in SUPPORTED_TORCH)
+        _refuse(
+            f"{prog}: torch {options.torch} is not supported: use one from {oldest} to {newest}"
+        )
     return options, rest
 
 

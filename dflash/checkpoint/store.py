@@ -175,7 +175,7 @@ class CheckpointStore:
         return known if known["step"] in self.steps() else None
 
     def _intact(self, final: Path, step: int) -> dict[str, Any] | None:
-        """The manifest of a checkpoint that stands where one is to be written; a damaged one goes."""
+        """The manifest of what stands where a checkpoint is to be written; a damaged one goes."""
         if not final.exists():
             return None
         try:

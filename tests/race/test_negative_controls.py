@@ -80,7 +80,7 @@ def test_nested_trace_off(race_trial, race_device, start):
 )
 @pytest.mark.parametrize("start", STARTS)
 def test_annotation(race_trial, race_device, start):
-    """torch as it is, no guard: of two threads that build masks one dies of ``KeyError: 'custom'``."""
+    """torch as it is, no guard: two threads build masks, one dies of ``KeyError: 'custom'``."""
     race_trial(
         cases.control,
         expect=KILLED_BY_ANNOTATION,

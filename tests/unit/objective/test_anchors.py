@@ -211,3 +211,73 @@ def test_every_sampled_anchor_has_a_label_in_slot_one():
     _, counts = block_labels(torch.arange(60), mask, documents, anchors, 4)
     assert anchors.valid.any()
     assert torch.equal(counts[:, 1], anchors.valid)
+
+
+def row_of(*lengths):
+    """A row of fully supervised documents: (loss_mask [S], document_ids [S])."""
+    documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    return torch.ones(len(documents), dtype=torch.bool), documents
+
+
+def per_document(anchors, documents):
+    """How many valid anchors each document got."""
+    return torch.bincount(
+        documents[anchors.positions[anchors.valid]], minlength=int(documents.max()) + 1
+    ).tolist()
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(1, 80), st.integers(0, 99))
+def test_every_document_gets_its_share(lengths, slots, seed):
+    """At least one slot each where there are enough; beyond that, proportional to within one."""
+    mask, documents = row_of(*lengths)
+    got = per_document(
+        sample_anchors(mask, documents, slots, seed=seed, epoch=0, sample=0), documents
+    )
+    counts = [n - 1 for n in lengths]  # the last token of a document is no candidate
+    able = sum(c > 0 for c in counts)
+    assert sum(got) == min(slots, sum(counts))
+    if slots >= able:
+        assert all((g > 0) == (c > 0) for g, c in zip(got, counts, strict=True))
+    else:
+        assert set(got) <= {0, 1}
+    if able <= slots < sum(counts):
+        for g, c in zip(got, counts, strict=True):
+            fair = 1 + (c - 1) * (slots - able) / (sum(counts) - able) if c else 0
+            assert abs(g - fair) < 1
+
+
+def test_a_short_document_beside_a_long_one_is_not_forgotten():
+    """Drawn over the row, 3 of 1000 candidates would get no slot in 24 of 25 rows."""
+    mask, documents = row_of(4, 1000)
+    for sample in range(50):
+        anchors = sample_anchors(mask, documents, 13, seed=0, epoch=0, sample=sample)
+        assert per_document(anchors, documents) == [1, 12]
+
+
+def test_neighbours_change_how_many_anchors_a_document_has_but_not_their_order():
+    """The same document beside a longer one keeps a part of what it drew before."""
+    alone = set(taken(sample_anchors(*row_of(60), 20, **NAME)))
+    beside = taken(sample_anchors(*row_of(60, 90), 20, **NAME))
+    mine = {p for p in beside if p < 60}
+    assert 1 <= len(mine) < 20
+    assert mine < alone
+
+
+def test_documents_of_a_row_draw_independently():
+    """Two documents of one length do not get the same positions, nor does one in two epochs."""
+    drawn = taken(sample_anchors(*row_of(80, 80), 40, **NAME))
+    first, second = {p for p in drawn if p < 80}, {p - 80 for p in drawn if p >= 80}
+    assert len(first) == len(second) == 20
+    assert first != second
+
+
+def test_with_more_documents_than_slots_each_document_has_its_turn():
+    """Which documents are left out is drawn anew, so that none is left out for ever."""
+    mask, documents = row_of(*[5] * 8)
+    seen = torch.zeros(8)
+    for epoch in range(200):
+        anchors = sample_anchors(mask, documents, 2, seed=0, epoch=epoch, sample=0)
+        seen += torch.tensor(per_document(anchors, documents))
+    assert seen.sum() == 400
+    assert seen.min() > 25  # 50 expected, sd 6

@@ -1,4 +1,4 @@
-"""The pytest plugin as another project meets it: installed, loaded by its entry point, switched off."""
+"""The pytest plugin as another project meets it: loaded by its entry point, or switched off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def outcome(name, state="completed", error=None):
 
 def raises():
     frame = {"file": "/x/site-packages/torch/_dynamo/eval_frame.py", "line": 7,
-             "function": "compile_wrapper", "source": "raise", "role": "raised here", "central": True}
+             "function": "compile_wrapper", "source": "", "role": "raised here", "central": True}
     error = {"type": "RuntimeError", "message": "Detected", "frames": [frame]}
     return {"outcomes": [outcome("drafter-0", "raised", error), outcome("drafter-1")]}
 
