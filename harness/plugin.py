@@ -381,7 +381,7 @@ class _Collector:
         rows.sort(key=lambda row: row.kind)
         writer = terminalreporter
         writer.section("compile races")
-        width = max(100, writer._tw.fullwidth) if writer.isatty else 160
+        width = max(100, writer._tw.fullwidth) if writer.isatty else 180
         writer.write(table.render(rows, width=width, color=writer.hasmarkup))
         writer.line("")
         for line in table.summary(rows):

@@ -61,6 +61,21 @@ def test_fx_flag(race_trial, race_device, repair, start):
     )
 
 
+@pytest.mark.skipif(not UNFIX, reason="this torch has no repair: test_fx_flag runs it as it is")
+@pytest.mark.parametrize("start", STARTS)
+def test_fx_flag_on_torch_as_it_is(race_trial, race_device, start):
+    """The true negative: with torch's repair in place, the same overlap kills nobody, unguarded."""
+    race_trial(
+        cases.control,
+        expect=Expectation(Verdict.COMPLETED, exposed=("fx-trace",)),
+        kind="repaired",
+        name="no-guard",
+        start=start,
+        device=race_device,
+        unfix=[],
+    )
+
+
 @pytest.mark.parametrize("start", STARTS)
 def test_nested_trace_off(race_trial, race_device, start):
     """``error_on_nested_fx_trace=False`` takes the error away, and the compiled code with it."""
