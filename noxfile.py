@@ -59,22 +59,20 @@ def _options(posargs: Sequence[str], prog: str) -> tuple[argparse.Namespace, lis
     return options, rest
 
 
-def _torch_asked_for() -> str:
-    """The torch after ``--``: it decides which environment nox makes, before a session runs."""
+def _check_before_anything_is_made() -> None:
+    """Bad input ends here, before an environment is made; another torch gets its own ones."""
     if "--" not in sys.argv:
-        return PINNED_TORCH
-    after = sys.argv[sys.argv.index("--") + 1 :]
-    for position, word in enumerate(after):
-        if word == "--torch" and position + 1 < len(after):
-            return after[position + 1]
-        if word.startswith("--torch="):
-            return word.removeprefix("--torch=")
-    return PINNED_TORCH
+        return
+    cut = sys.argv.index("--")
+    words, after = sys.argv[1:cut], sys.argv[cut + 1 :]
+    if not {"race", "gate"} & set(words):
+        return
+    options, _ = _options(after, f"nox -s {'race' if 'race' in words else 'gate'} --")
+    if options.torch != PINNED_TORCH:
+        nox.options.envdir = str(ROOT / ".nox" / f"torch-{options.torch}")
 
 
-if (_asked := _torch_asked_for()) != PINNED_TORCH:
-    # Another torch lives in environments of its own; the usual ones stay as they are.
-    nox.options.envdir = str(ROOT / ".nox" / ("torch-" + re.sub(r"[^\w.]", "_", _asked)))
+_check_before_anything_is_made()
 
 
 def _install(session: nox.Session, *extras: str, torch: str = PINNED_TORCH) -> None:
