@@ -192,6 +192,15 @@ def gate(session: nox.Session) -> None:
 
 
 @nox.session
+def bench(session: nox.Session) -> None:
+    """Side-by-side measurements: what a guard costs, what the chunked loss saves."""
+    _install(session, "bench")
+    names = session.posargs or sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+    for name in names:
+        session.run("python", f"benchmarks/{name}.py")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff and mypy."""
     _install(session, "test", "lint")

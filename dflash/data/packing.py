@@ -141,8 +141,8 @@ def _pieces(
         ids, mask = ids[:limit], mask[:limit]
     counts.split += len(ids) > row_length
     pieces = [
-        Document(part, learnt, document.where)
-        for part, learnt in zip(ids.split(row_length), mask.split(row_length), strict=True)
+        Document(ids[at : at + row_length], mask[at : at + row_length], document.where)
+        for at in range(0, len(ids), row_length)
     ]
     kept = [p for p in pieces if bool((p.loss_mask[:-1] & p.loss_mask[1:]).any())]
     counts.dropped += not kept

@@ -87,16 +87,16 @@ class DataReport:
             f"{n.pieces / max(1, n.rows):.1f} documents a row",
         ]
         if n.truncated:
-            said.append(f"{n.truncated} documents cut off at data.max_document_tokens")
+            said.append(f"documents cut off at data.max_document_tokens: {n.truncated}")
         if n.split:
-            said.append(f"{n.split} documents longer than a row, cut into pieces")
+            said.append(f"documents longer than a row, cut into pieces: {n.split}")
         if n.dropped_pieces:
             said.append(
-                f"{n.dropped} documents dropped: no two supervised tokens side by side "
-                f"(and {n.dropped_pieces - n.dropped} such pieces more)"
+                "dropped, having no two supervised tokens side by side: "
+                f"{n.dropped} documents ({n.dropped_pieces} pieces in all)"
             )
         if self.bad_lines:
-            said.append(f"{self.bad_lines} bad lines skipped")
+            said.append(f"bad lines skipped: {self.bad_lines}")
             said += [f"  {bad}" for bad in self.first_bad]
             if self.bad_lines > len(self.first_bad):
                 said.append(f"  and {self.bad_lines - len(self.first_bad)} more")
@@ -155,9 +155,9 @@ def build_rows(
 
 def _nothing_left(report: DataReport) -> str:
     where = ", ".join(report.paths) or "no path"
-    why = f"{report.packed.documents} documents without two supervised tokens side by side"
+    why = f"no two supervised tokens side by side in any of {report.packed.documents} documents"
     if not report.packed.documents:
         why = "no document at all"
-    if report.bad_lines:
-        why += f", {report.bad_lines} bad lines, the first: {report.first_bad[0]}"
+    if report.first_bad:
+        why += f"; bad lines: {report.bad_lines}, the first {report.first_bad[0]}"
     return f"{where}: nothing to train on ({why}); check the paths, data.format and data.supervise"

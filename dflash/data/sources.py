@@ -107,8 +107,8 @@ def _read_lines(path: Path, format: Format) -> Iterator[Sample | BadLine]:
         for number, raw in enumerate(file, 1):
             where = f"{path}:{number}"
             try:
-                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                if line.strip():
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                if line:
                     yield _sample(where, line, format)
             except UnicodeDecodeError:
                 yield BadLine(where, "not UTF-8")

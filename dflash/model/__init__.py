@@ -5,11 +5,13 @@ which `dflash.objective` builds; compilation, which `dflash.compile` decides.
 """
 
 from dflash.model.attention import Attend, flex_attend, sdpa_attend
+from dflash.model.cache import ContextCache
 from dflash.model.config import DrafterConfig, default_target_layer_ids
 from dflash.model.drafter import Drafter
 
 __all__ = [
     "Attend",
+    "ContextCache",
     "Drafter",
     "DrafterConfig",
     "default_target_layer_ids",

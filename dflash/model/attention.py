@@ -1,8 +1,9 @@
 """Attention of one drafter layer, and the functions that can carry it out.
 
 The layer is told how to attend by a plain callable, so that each drafter thread can own its own
-compiled `flex_attention` and tests can use the SDPA oracle on the same weights. Not covered:
-building masks (`dflash.objective`), causal or sliding layers, key/value caching.
+compiled `flex_attention` and tests can use the SDPA oracle on the same weights. Decoding computes
+the context's keys and values once and keeps them (`dflash.model.cache`). Not covered: building
+masks (`dflash.objective`), causal or sliding layers.
 """
 
 from __future__ import annotations
@@ -98,6 +99,24 @@ class DrafterAttention(nn.Module):
         q = rotate(q, cos[:, :, -slots:], sin[:, :, -slots:])
         k = rotate(k, cos, sin)
         out = attend(q, k, v, mask, self.scale)
+        joined: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return joined
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """What x [b, T, H] gives to attend to: rotated keys and values, [b, Hkv, T, D] each.
+
+        The same for context (normalised features) and block slots (normalised stream).
+        """
+        k = rotate(self.k_norm(self._heads(self.k_proj(x))), cos, sin)
+        return k, self._heads(self.v_proj(x))
+
+    def query(self, u: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """u [b, Q, H] attends to all of k and v [b, Hkv, K, D] -> [b, Q, H].
+
+        No mask: while decoding, the keys are exactly what one block may see.
+        """
+        q = rotate(self.q_norm(self._heads(self.q_proj(u))), cos, sin)
+        out = sdpa_attend(q, k, v, None, self.scale)
         joined: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return joined
 

@@ -7,13 +7,15 @@ are the target's and frozen), rotary buffers, or a compiled function; a state di
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dflash.model.attention import Attend, DrafterAttention
+from dflash.model.cache import ContextCache
 from dflash.model.config import DrafterConfig
 from dflash.model.linear import Linear
 from dflash.model.norm import RMSNorm
@@ -48,6 +50,15 @@ class DrafterLayer(nn.Module):
         self, x: Tensor, c: Tensor, cos: Tensor, sin: Tensor, mask: Any, attend: Attend
     ) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), c, cos, sin, mask, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+    def decode(
+        self, x: Tensor, cache: ContextCache, index: int, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        """One block x [b, B, H] over the context that `cache` holds for this layer, `index`."""
+        u = self.input_layernorm(x)
+        k, v = cache.joined(index, *self.self_attn.keys_values(u, cos, sin))
+        x = x + self.self_attn.query(u, k, v, cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
@@ -111,6 +122,32 @@ class Drafter(nn.Module):
         x = block_embeddings
         for layer in self.layers:
             x = layer(x, c, cos, sin, mask, attend)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def extend_context(self, features: Tensor, cache: ContextCache) -> None:
+        """Give the cache the keys and values of new context features [b, S_new, K*H_t].
+
+        They stand at the positions that follow what the cache holds.
+        """
+        start, new = cache.length, features.shape[1]
+        c = self.hidden_norm(self.fc(features))
+        positions = torch.arange(start, start + new, device=features.device)[None]
+        cos, sin = rotary_tables(positions, self.config.head_dim, self.config.rope_theta)
+        layers = cast("Iterable[DrafterLayer]", self.layers)
+        cache.append([layer.self_attn.keys_values(c, cos, sin) for layer in layers])
+
+    def decode(self, block_embeddings: Tensor, cache: ContextCache) -> Tensor:
+        """Hidden states [b, B, H] of the one block that follows the cached context.
+
+        Equal to `forward` on the same features for a block anchored at `cache.length`: the block
+        sees the whole cache and itself. Leaves the cache as it was.
+        """
+        start, slots = cache.length, block_embeddings.shape[1]
+        positions = torch.arange(start, start + slots, device=block_embeddings.device)[None]
+        cos, sin = rotary_tables(positions, self.config.head_dim, self.config.rope_theta)
+        x = block_embeddings
+        for index, layer in enumerate(cast("Iterable[DrafterLayer]", self.layers)):
+            x = layer.decode(x, cache, index, cos, sin)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def _check(self, features: Tensor, block_embeddings: Tensor, positions: Tensor) -> None:

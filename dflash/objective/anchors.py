@@ -82,7 +82,9 @@ def sample_anchors(
     eligible = mask[:-1] & mask[1:] & (documents[:-1] == documents[1:]) & (documents[:-1] >= 0)
     candidates = eligible.nonzero().squeeze(1)  # [C], ascending
     # ids: [D] documents that have candidates; member: [C] index into ids
-    ids, member, counts = documents[candidates].unique(return_inverse=True, return_counts=True)
+    ids, member, counts = torch.unique(
+        documents[candidates], return_inverse=True, return_counts=True
+    )
     name = (seed, epoch, sample)
     shares = _shares(counts.tolist(), slots, stable_seed(*name))
     drawn = [

@@ -3,6 +3,6 @@
 Here: feature capture. Not here: loading, placing and freezing a model.
 """
 
-from dflash.target.capture import capture_features, decoder_layers
+from dflash.target.capture import capture_features, decoder_layers, forward_with_features
 
-__all__ = ["capture_features", "decoder_layers"]
+__all__ = ["capture_features", "decoder_layers", "forward_with_features"]

@@ -83,22 +83,41 @@ def capture_features(
     return capture.features()
 
 
+def forward_with_features(
+    model: nn.Module, target_layer_ids: Sequence[int], **arguments: Any
+) -> tuple[Any, Tensor]:
+    """Run the causal LM to its end: its output for `arguments`, and the features [b, S, K*H_t].
+
+    The same features as `capture_features`, and as safe with threads; for decoding, which needs
+    the logits and the key/value cache as well. Gradients are as the caller has set them.
+    """
+    layers = decoder_layers(model)
+    ids = _checked_ids(target_layer_ids, len(layers))
+    capture = _Capture(layers, ids, to_the_end=True)
+    with _hooks.installed(layers), _current(capture):
+        output = model(**arguments)
+    return output, capture.features()
+
+
 class _Enough(Exception):
     """The last layer asked for has run; leave the forward. Never leaves this module."""
 
 
 class _Capture:
-    """What one call of `capture_features` wants, and the buffer that it fills."""
+    """What one captured forward wants, and the buffer that it fills."""
 
-    def __init__(self, layers: nn.ModuleList, ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, layers: nn.ModuleList, ids: tuple[int, ...], *, to_the_end: bool = False
+    ) -> None:
         self.layers = layers
+        self._to_the_end = to_the_end
         self._columns = {t: m for m, t in enumerate(ids)}
         self._last = max(ids)
         self._buffer: Tensor | None = None
         self._missing = set(ids)
 
     def layer_left(self, index: int, output: Any) -> None:
-        """Keep layer `index`'s output if it is wanted; raise _Enough after the last one."""
+        """Keep layer `index`'s output if it is wanted; end the forward after the last one."""
         column = self._columns.get(index)
         if column is not None:
             stream: Tensor = output[0] if isinstance(output, tuple) else output
@@ -109,7 +128,7 @@ class _Capture:
                 self._buffer = stream.new_empty(shape)
             self._buffer[..., column * width : (column + 1) * width].copy_(stream)
             self._missing.discard(index)
-        if index == self._last:
+        if index == self._last and not self._to_the_end:
             raise _Enough
 
     def features(self) -> Tensor:

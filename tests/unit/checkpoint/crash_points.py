@@ -77,7 +77,7 @@ def session(folder: Path, first: int) -> None:
 
 
 def look(folder: Path, least: int) -> dict:
-    """What the next process finds: is the newest intact checkpoint whole, and not older than told?"""
+    """What the next process finds; `least` is the oldest step that may be the newest."""
     said: list[str] = []
     store = CheckpointStore(folder, keep=2)
     good = store.latest_good(said.append)
