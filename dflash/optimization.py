@@ -1,0 +1,119 @@
+"""One optimizer step from pooled sums: divide, clip, learning rate, AdamW.
+
+Weights, optimizer state and step counters are fp32; autocast is for the compute before. The
+schedule is a function of the step alone, so a resumed run goes on exactly where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dflash.config import OptimizerSettings
+
+
+def _cosine(progress: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def _linear(progress: float) -> float:
+    return 1.0 - progress
+
+
+def _constant(progress: float) -> float:
+    return 1.0
+
+
+# progress after the warm-up, 0 to 1 -> factor of the way from the floor to the peak
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "constant": _constant,
+}
+
+
+def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
+    """Of step ``step`` (from 0) of ``steps``: linear warm-up to the peak, then the schedule."""
+    warmup = round(settings.warmup_ratio * steps)
+    if step < warmup:
+        return settings.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    floor = settings.min_lr_ratio
+    return settings.learning_rate * (floor + (1 - floor) * SCHEDULES[settings.schedule](progress))
+
+
+class Optimizer:
+    """AdamW over the master drafter's parameters.
+
+    Args:
+        named: name -> parameter, fp32, in a fixed order.
+        steps: length of the run, for the schedule.
+    """
+
+    def __init__(
+        self, settings: OptimizerSettings, named: Mapping[str, Tensor], steps: int
+    ) -> None:
+        for name, parameter in named.items():
+            if parameter.dtype != torch.float32:
+                raise ValueError(f"optimizer: {name} is {parameter.dtype}, weights must be float32")
+        self.settings = settings
+        self.steps = steps
+        self._names = list(named)
+        self._parameters = list(named.values())
+        self._adamw = torch.optim.AdamW(
+            self._parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+
+    @torch.no_grad()
+    def step(
+        self, number: int, gradients: Sequence[Tensor], denominator: float
+    ) -> dict[str, float]:
+        """Step ``number``: ``gradients`` are of a summed numerator, ``denominator`` is pooled.
+
+        Returns the learning rate and the gradient's norm before clipping. With a denominator of 0
+        (no supervised slot anywhere) nothing changes.
+
+        Raises:
+            FloatingPointError: the gradient is not finite.
+        """
+        rate = learning_rate(self.settings, number, self.steps)
+        if denominator <= 0:
+            return {"learning_rate": rate, "gradient_norm": 0.0}
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient.div_(denominator)
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip))
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"step {number}: the gradient's norm is {norm}")
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self._adamw.step()
+        return {"learning_rate": rate, "gradient_norm": norm}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole state by name: ``adamw.exp_avg.NAME`` ... (copies, on the CPU)."""
+        found = {}
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            for key, value in self._adamw.state.get(parameter, {}).items():
+                found[f"adamw.{key}.{name}"] = torch.as_tensor(value).detach().cpu().clone()
+        return found
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of :meth:`tensors`; KeyError names what is missing."""
+        for name, parameter in zip(self._names, self._parameters, strict=True):
+            keys = [k for k in ("step", "exp_avg", "exp_avg_sq") if f"adamw.{k}.{name}" in tensors]
+            if not keys:
+                continue  # saved before the first step
+            state: dict[str, Any] = {}
+            for key in ("step", "exp_avg", "exp_avg_sq"):
+                value = tensors[f"adamw.{key}.{name}"].clone()
+                # AdamW keeps its step counters on the CPU.
+                state[key] = value if key == "step" else value.to(parameter.device)
+            self._adamw.state[parameter] = state
