@@ -56,6 +56,7 @@ class CompileGuard:
 
     name: ClassVar[str] = ""
     needs: ClassVar[tuple[str, ...]] = ()  # rows of STATES that this guard makes per thread
+    likes: ClassVar[tuple[str, ...]] = ()  # rows that it does without where they cannot be had
 
     _in_force: ClassVar[CompileGuard | None] = None
     _entering: ClassVar[threading.Lock] = threading.Lock()
@@ -85,7 +86,7 @@ class CompileGuard:
         self._stack.callback(self._leave)
         self._sealed = False
         try:
-            made = [row.name for row in STATES if row.name in self.needs and self._install(row)]
+            made = [row.name for row in STATES if self._wants(row) and self._install(row)]
             self._enter()
             self._stack.enter_context(self.thread())
         except BaseException:
@@ -118,11 +119,19 @@ class CompileGuard:
             return str(error)
         return None
 
+    def _wants(self, row: SharedState) -> bool:
+        return row.name in self.needs or row.name in self.likes
+
     def _install(self, row: SharedState) -> bool:
         patch = row.patch()
         if patch is None:
             return False
-        patch.install()
+        try:
+            patch.install()
+        except StateError:
+            if row.name in self.needs:
+                raise
+            return False
         self._stack.callback(patch.remove)
         return True
 

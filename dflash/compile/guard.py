@@ -10,8 +10,9 @@
                    compiles take their traced branch. Needs torch >= 2.11.
 ``serial``         everything is compiled in :meth:`CompileGuard.warm_up`, one thunk after the
                    other; then any compile is an error. Cost: start-up is the sum of all compiles.
-``lock``           one lock round every compiled call and every backward, and no more. Cost:
-                   a warm step waits for whoever compiles, and no two calls overlap.
+``lock``           one lock round every compiled call and every backward; metadata per thread where
+                   that can be had, for the eager code outside. Cost: a warm step waits for
+                   whoever compiles, and no two calls overlap.
 ``auto``           ``thread-local`` where it can be installed, else ``force-compile``, else
                    ``lock``; :attr:`CompileGuard.explanation` says which and why.
 =================  ===============================================================================

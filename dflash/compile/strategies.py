@@ -103,6 +103,8 @@ class LockGuard(CompileGuard):
     name = "lock"
     # Not a race that a lock could end: a CUDA build without a GPU crashes in its second thread.
     needs = ("cuda-device-guard",)
+    # Threads also run eager code, outside of any lock of ours: torch's mask builder annotates.
+    likes = ("traceback-meta",)
 
     def __init__(self, *, recompile_limit: int, passed_over: Sequence[str] = ()) -> None:
         super().__init__(recompile_limit=recompile_limit, passed_over=passed_over)
@@ -110,7 +112,8 @@ class LockGuard(CompileGuard):
         self._in_backward = False
 
     def _explain(self, made: list[str]) -> str:
-        return "one lock round every compiled call and every region(); nothing overlaps"
+        also = f"; made per thread: {', '.join(made)}" if made else ""
+        return f"one lock round every compiled call and every region(); no two overlap{also}"
 
     @contextlib.contextmanager
     def _region(self) -> Iterator[None]:

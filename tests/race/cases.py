@@ -83,7 +83,7 @@ def guarded(*, guard: str, start: str, device: str, unfix: list[str]) -> dict[st
     torch.set_num_threads(1)
     overlaps = guard not in ("serial", "lock")
     steps = scripts.TRACE_BESIDE_WARM_CALLS if overlaps else ()
-    if overlaps and scripts.masks_annotate():
+    if scripts.masks_annotate():
         steps = scripts.annotations_overlap(step=2) + steps
     script = Script(steps, patience=PATIENCE) if steps else None
     with flex_training_on_cpu(), Trial(unfix=unfix, script=script) as trial:
