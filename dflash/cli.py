@@ -1,26 +1,186 @@
-"""The command ``dflash``. So far: ``doctor``."""
+"""The command ``dflash``. Exit codes: 0 good, 1 failed, 2 bad input, 130 and 143 after a signal."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import sys
-from importlib import metadata
-from typing import Annotated
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 BAD_INPUT = 2
-OURS = "dflash-trainer"
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Trains DFlash drafters (block-diffusion draft models for speculative decoding).",
 )
+RecipePath = Annotated[Path, typer.Argument(help="a recipe (YAML); see recipes/")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="settings to change, as optimizer.learning_rate=1e-3")
+]
+RunFolder = Annotated[Path, typer.Argument(help="a run's folder")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="the run's folder")]
 
 
-@app.callback()
-def _commands() -> None:
-    """Keeps ``doctor`` a subcommand while it is the only one."""
+@contextlib.contextmanager
+def _errors() -> Iterator[None]:
+    """Bad input ends with one line and exit code 2, a failed run with one line and 1."""
+    from dflash.checkpoint import CheckpointError
+    from dflash.compile import GuardError, StateError, UnsupportedTorch
+    from dflash.config import RecipeError
+    from dflash.data import DataError
+    from dflash.decode import DecodeError
+    from dflash.export import ExportError
+    from dflash.schedule.supervise import RunFailed
+    from dflash.target.load import TargetError
+
+    try:
+        yield
+    except RunFailed as error:
+        typer.echo(f"error: {error}", err=True)
+        if error.must_exit:
+            # A worker is inside a compile or a device wait; the report is on disk.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+        raise typer.Exit(1) from error
+    except (
+        CheckpointError,
+        DataError,
+        DecodeError,
+        ExportError,
+        RecipeError,
+        TargetError,
+        UnsupportedTorch,
+    ) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
+    except (GuardError, StateError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+
+
+@app.command()
+def plan(recipe: RecipePath, overrides: Overrides = None) -> None:
+    """Checks everything that a run needs, without training, and says what it would do."""
+    with _errors():
+        from dflash.config import load_recipe
+        from dflash.plan import make_plan
+
+        lines, problems = make_plan(load_recipe(recipe, overrides or ()))
+        for line in lines:
+            typer.echo(line)
+        for problem in problems:
+            typer.echo(f"problem: {problem}", err=True)
+        if problems:
+            raise typer.Exit(1)
+
+
+@app.command()
+def train(recipe: RecipePath, overrides: Overrides = None, output: Output = Path("runs/run")) -> None:
+    """Trains a drafter; exports it and draws the curves at the end."""
+    with _errors():
+        from dflash.config import load_recipe
+
+        _train(load_recipe(recipe, overrides or ()), output, resume=False)
+
+
+@app.command()
+def resume(folder: RunFolder, overrides: Overrides = None) -> None:
+    """Goes on from a run's newest intact checkpoint, with its own recipe."""
+    with _errors():
+        from dflash.config import RecipeError, load_recipe
+        from dflash.train import RECIPE_FILE
+
+        if not (folder / RECIPE_FILE).exists():
+            raise RecipeError(f"{folder}: is not a run (it has no {RECIPE_FILE})")
+        _train(load_recipe(folder / RECIPE_FILE, overrides or ()), folder, resume=True)
+
+
+def _train(recipe: Any, folder: Path, *, resume: bool) -> None:
+    from dflash.report import draw_curves
+    from dflash.train import export_run, train
+
+    result = train(recipe, folder, resume=resume)
+    if result.signal is not None:
+        typer.echo(f"ended by signal {result.signal} after step {result.step}; checkpoint saved")
+        raise typer.Exit(128 + result.signal)
+    exported = export_run(folder)
+    plot = draw_curves(folder)
+    typer.echo(f"done: step {result.step}; drafter in {exported}; curves in {plot}")
+
+
+@app.command("eval")
+def evaluate(
+    folder: RunFolder,
+    prompts: Annotated[Path, typer.Option(help="text files, or JSONL with a field 'text'")],
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    rule: Annotated[str, typer.Option(help="acceptance rule: match or rejection")] = "match",
+    max_new_tokens: Annotated[int, typer.Option(help="per prompt")] = 128,
+    json_path: Annotated[Path | None, typer.Option("--json", help="write the numbers there")] = None,
+) -> None:
+    """Decodes with and without drafts: tau, histogram, wall clock, and simulated acceptance."""
+    with _errors():
+        from dflash.report import evaluate_run
+
+        report = evaluate_run(
+            folder, prompts, temperature=temperature, rule=rule, max_new_tokens=max_new_tokens
+        )
+        for line in report.lines():
+            typer.echo(line)
+        if json_path is not None:
+            json_path.write_text(json.dumps(report.to_json(), indent=1) + "\n")
+
+
+@app.command()
+def generate(
+    folder: RunFolder,
+    prompt: Annotated[str, typer.Argument(help="text to go on from")],
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
+    rule: Annotated[str, typer.Option(help="acceptance rule: match or rejection")] = "match",
+    max_new_tokens: Annotated[int, typer.Option(help="at most")] = 128,
+) -> None:
+    """Goes on from a prompt, with drafts."""
+    with _errors():
+        from dflash.report import generate_text
+
+        text, line = generate_text(
+            folder, prompt, temperature=temperature, rule=rule, max_new_tokens=max_new_tokens
+        )
+        typer.echo(text)
+        typer.echo(line, err=True)
+
+
+@app.command()
+def export(
+    folder: RunFolder,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="default: RUN/export")] = None,
+) -> None:
+    """Writes the best (else the newest) checkpoint in the published format."""
+    with _errors():
+        from dflash.train import export_run
+
+        typer.echo(f"drafter in {export_run(folder, output)}")
+
+
+@app.command("make-tiny-target")
+def make_tiny(
+    folder: Annotated[Path, typer.Argument(help="where the model goes")],
+    steps: Annotated[int, typer.Option(help="optimizer steps")] = 3000,
+    seed: Annotated[int, typer.Option()] = 0,
+    threads: Annotated[int, typer.Option(help="CPU threads")] = 2,
+    resume: Annotated[bool, typer.Option(help="go on from what is in the folder")] = False,
+) -> None:
+    """Trains the small target that ships with the package, from the standard library's sources."""
+    with _errors():
+        from dflash.target.tiny import make_tiny_target
+
+        make_tiny_target(folder, steps=steps, seed=seed, threads=threads, resume=resume)
 
 
 @app.command()
@@ -30,38 +190,22 @@ def doctor(
     """Says which compile guard this torch gets and why, proves it, and looks at the packages."""
     import torch
 
-    typer.echo(f"torch {torch.__version__}, python {sys.version.split()[0]}")
-    problems = strangers()
-    try:
-        from dflash.compile import GuardError, StateError, UnsupportedTorch, compile_guard
+    from dflash.compile import GUARDS, compile_guard
+    from dflash.strangers import strangers
 
-        with compile_guard(guard) as protection:
-            typer.echo(f"guard {protection.explanation}")
-            typer.echo(f"guard {protection.prove()}")
-    except UnsupportedTorch as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from error
-    except (GuardError, StateError) as error:
-        typer.echo(f"error: {error}", err=True)
-        unknown = str(error).startswith("unknown guard")
-        raise typer.Exit(BAD_INPUT if unknown else 1) from error
+    if guard not in GUARDS:
+        typer.echo(f"error: unknown guard {guard!r}: use one of {', '.join(GUARDS)}", err=True)
+        raise typer.Exit(BAD_INPUT)
+    typer.echo(f"torch {torch.__version__}, python {sys.version.split()[0]}")
+    with _errors(), compile_guard(guard) as protection:
+        typer.echo(f"guard {protection.explanation}")
+        typer.echo(f"guard {protection.prove()}")
+    problems = strangers()
     for problem in problems:
         typer.echo(f"problem: {problem}", err=True)
     if problems:
         raise typer.Exit(1)
     typer.echo("no other distribution shares the name 'dflash'")
-
-
-def strangers() -> list[str]:
-    """Other installed distributions with files in a package ``dflash``: theirs and ours would mix."""
-    found = []
-    for name in sorted(set(metadata.packages_distributions().get("dflash", ()))):
-        if name != OURS:
-            found.append(
-                f"the distribution {name!r} also installs a package 'dflash', whose files mix with "
-                f"ours: run 'pip uninstall {name}', then 'pip install --force-reinstall {OURS}'"
-            )
-    return found
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
 A mean over this call's tokens would weight drafters, micro-steps and nodes wrongly wherever they
 hold different numbers of tokens; so only sums leave here, and the one who has all of them divides.
 
-Covers hard labels and fixed decay. Not covered: distillation, D-PACE, chunking of the logits
-(sums of chunks add up, so a caller may chunk as it likes).
+Covers hard labels and fixed decay, on logits that exist as a whole: the reference that ``chunked``,
+which training uses, has to equal. D-PACE is in ``dpace``. Not covered: distillation.
 """
 
 from __future__ import annotations

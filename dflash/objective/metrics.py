@@ -44,7 +44,12 @@ def block_metrics(logits: Tensor, labels: Tensor, mask: Tensor) -> MetricSums:
     The leading run of a block starts at slot 1 and ends before its first slot that is wrong or
     does not count.
     """
-    hit = (logits.argmax(-1) == labels) & mask  # [N, B]
+    return metrics_of_hits((logits.argmax(-1) == labels) & mask, mask)
+
+
+@torch.no_grad()
+def metrics_of_hits(hit: Tensor, mask: Tensor) -> MetricSums:
+    """The same from hits [N, B] bool, False outside ``mask``."""
     run = hit[:, 1:].to(torch.int64).cumprod(dim=1).sum(dim=1)  # [N]
     judged = mask.any(dim=1)
     return MetricSums(

@@ -1,0 +1,143 @@
+"""Head, loss and metrics of all blocks, a few blocks' logits at a time.
+
+Logits of a large vocabulary are the largest tensor of a step (8,192 slots x 151,936 fp32: 5 GB,
+and the softmax and its gradient as much again each). Here one buffer [chunk, V] exists at a time
+and is turned from logits into probabilities into the gradient in place. The gradient with respect
+to the hidden states is made in the forward pass, so the head runs once; backward only scales it.
+
+Slots that do not count, slot 0 among them, never reach the head: a NaN there harms nothing.
+The head is a constant: it gets no gradient. Not covered: a head that is split over devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dflash.config import ObjectiveSettings
+from dflash.objective.losses import LossSums
+from dflash.objective.metrics import MetricSums, metrics_of_hits
+from dflash.objective.weighting import WEIGHTINGS
+
+
+def block_objective(
+    hidden: Tensor,
+    head: nn.Module,
+    labels: Tensor,
+    counted: Tensor,
+    settings: ObjectiveSettings,
+) -> tuple[LossSums, MetricSums]:
+    """Sums of loss and metrics over the slots in ``counted``; the numerator carries the gradient.
+
+    hidden: [N, B, H], any float dtype; cast to the head's for the head. head: [..., H] -> [..., V].
+    labels: [N, B] int64, any value outside ``counted``. counted: [N, B] bool, False in slot 0.
+    ``settings.head_chunk_slots`` bounds the slots whose logits exist (but at least one block's).
+    Cross-entropy is computed in fp32 (fp64 for an fp64 head) and summed in fp64.
+
+    Raises ValueError where the shapes do not fit, or slot 0 counts.
+    """
+    if hidden.dim() != 3 or hidden.shape[:2] != labels.shape or counted.shape != labels.shape:
+        raise ValueError(
+            f"block_objective: hidden [N, B, H], labels [N, B] and counted [N, B] do not fit: "
+            f"{tuple(hidden.shape)}, {tuple(labels.shape)}, {tuple(counted.shape)}"
+        )
+    if bool(counted[:, 0].any()):
+        raise ValueError("block_objective: slot 0 counts: it holds the anchor and predicts nothing")
+    wanted = hidden.requires_grad and torch.is_grad_enabled()
+    numerator, denominator, unweighted, hit = _Objective.apply(
+        hidden, head, labels, counted, settings, wanted
+    )
+    loss = LossSums(numerator, denominator, unweighted, counted.sum())
+    return loss, metrics_of_hits(hit, counted)
+
+
+class _Objective(torch.autograd.Function):
+    """(hidden, ...) -> numerator, denominator, unweighted numerator (fp64), hits [N, B] bool."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: nn.Module,
+        labels: Tensor,
+        counted: Tensor,
+        settings: ObjectiveSettings,
+        wanted: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        gradient = torch.zeros_like(hidden) if wanted else None
+        hit = torch.zeros_like(counted)
+        sums = torch.zeros(3, dtype=torch.float64, device=hidden.device)
+        for blocks in _chunks(counted, settings.head_chunk_slots):
+            mask = counted[blocks]  # [n, B]
+            where = (blocks[:, None].expand_as(mask)[mask], mask.nonzero()[:, 1])
+            chunk = _Chunk(head, hidden[where], labels[where], wanted)
+            ce = chunk.ce.new_zeros(mask.shape)
+            ce[mask] = chunk.ce
+            weights = WEIGHTINGS[settings.weighting](ce, mask, settings)
+            hit[where] = chunk.hit
+            sums += torch.stack(
+                [part.sum(dtype=torch.float64) for part in (ce * weights, weights, ce)]
+            )
+            if gradient is not None:
+                gradient[where] = chunk.gradient(weights[mask]).to(gradient.dtype)
+            del chunk  # before the next one is made: its logits are what chunking is about
+        ctx.gradient = gradient
+        numerator, denominator, unweighted = (each.clone() for each in sums)
+        ctx.mark_non_differentiable(denominator, unweighted, hit)
+        return numerator, denominator, unweighted, hit
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        gradient = ctx.gradient
+        if gradient is None:
+            raise RuntimeError("block_objective: a second backward pass needs a second forward")
+        ctx.gradient = None  # as large as the hidden states: gone with its one use
+        return gradient.mul_(upstream.to(gradient.dtype)), None, None, None, None, None
+
+
+class _Chunk:
+    """The head on hidden states [M, H]: cross-entropies and hits [M] now, the gradient on demand.
+
+    ``_buffer`` [M, V] holds the softmax's numerators exp(z - max z) afterwards.
+    """
+
+    def __init__(self, head: nn.Module, hidden: Tensor, labels: Tensor, wanted: bool) -> None:
+        dtype = next((p.dtype for p in head.parameters()), hidden.dtype)
+        self._hidden = hidden.detach().to(dtype).requires_grad_(wanted)
+        self._labels = labels[:, None]
+        with torch.set_grad_enabled(wanted):
+            self._logits = head(self._hidden)  # [M, V]
+        logits = self._logits.detach()
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if wide.data_ptr() == logits.data_ptr() and wanted and not isinstance(head, nn.Linear):
+            wide = wide.clone()  # such a head's own backward may need its output
+        top, best = wide.max(dim=-1, keepdim=True)
+        chosen = wide.gather(1, self._labels) - top
+        self._buffer = wide.sub_(top).exp_()
+        self._total = self._buffer.sum(dim=-1, keepdim=True)
+        self.ce = (self._total.log() - chosen)[:, 0]
+        self.hit = (best == self._labels)[:, 0]
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """d(sum of weights * ce) / d hidden: [M, H] in the head's dtype; uses the buffer up."""
+        scale = weights[:, None]
+        by_logits = self._buffer.mul_(scale / self._total)  # softmax * weight
+        by_logits.scatter_add_(1, self._labels, -scale)
+        (by_hidden,) = torch.autograd.grad(
+            self._logits, self._hidden, by_logits.to(self._logits.dtype)
+        )
+        return by_hidden
+
+
+def _chunks(counted: Tensor, slots: int) -> Iterator[Tensor]:
+    """Numbers of the blocks with a slot that counts, in runs of at most ``slots`` such slots.
+
+    Whole blocks, because a weighting looks at whole blocks.
+    """
+    blocks = counted.any(dim=1).nonzero()[:, 0]
+    per_chunk = max(1, slots // max(1, counted.shape[1] - 1))
+    if len(blocks):
+        yield from blocks.split(per_chunk)

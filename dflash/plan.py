@@ -1,0 +1,77 @@
+"""``dflash plan``: everything that a run needs is looked at, nothing is trained."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import torch
+
+from dflash.config import Recipe
+from dflash.data import build_rows
+from dflash.export import tensor_shapes
+from dflash.schedule.topology import Topology
+from dflash.target.load import load_targets
+from dflash.train import drafter_config
+
+_GIB = 2**30
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# A trained parameter: weight, gradient and, on the master, two moments, all fp32.
+_REPLICA_BYTES, _MASTER_BYTES = 8, 8
+
+
+def make_plan(recipe: Recipe) -> tuple[list[str], list[str]]:
+    """Lines that say what the run would do, and problems that would stop it."""
+    topology = Topology.of(recipe.schedule)
+    problems = [f"this machine has no {name}" for name in topology.missing()]
+    target = load_targets(recipe.target, [torch.device("cpu")])
+    target_size = sum(parameter.numel() for parameter in target.model.parameters())
+    config = drafter_config(recipe, target)
+    rows, report = build_rows(recipe.data, target.tokenizer, seed=recipe.run.seed)
+    parameters = sum(math.prod(shape) for shape in tensor_shapes(config).values())
+    per_step = len(topology.drafters) * recipe.optimizer.accumulation
+    steps = recipe.run.steps or math.ceil((recipe.run.epochs or 0) * len(rows) / per_step)
+    item = _BYTES[recipe.target.dtype]
+    features = recipe.data.row_length * config.feature_size * item
+    slots = recipe.data.anchors_per_row * config.block_size
+    chunk = min(recipe.objective.head_chunk_slots, slots) * config.vocab_size * 4
+    lines = [
+        *topology.lines(),
+        f"target {recipe.target.path}: {target_size:,} parameters, {recipe.target.dtype}, "
+        f"{recipe.target.placement}",
+        f"drafter: {parameters:,} parameters, {config.num_hidden_layers} layers, block "
+        f"{config.block_size}, features of layers {list(config.target_layer_ids)}, mask token "
+        f"{config.mask_token_id}",
+        *report.lines(),
+        f"{steps} steps of {per_step} packets; {features / 2**20:.2f} MiB of features a packet",
+        f"shapes: row {recipe.data.row_length}, {recipe.data.anchors_per_row} anchors, "
+        f"{slots} block slots; attention [{slots}, {recipe.data.row_length + slots}]",
+        f"compiles: flex_attention once for each of {len(topology.drafters)} drafters in training"
+        + (", once in evaluation" if recipe.data.held_out else ""),
+    ]
+    lines += _memory(recipe, topology, target_size * item, parameters, chunk)
+    if len(rows) < per_step:
+        problems.append(f"{len(rows)} rows are fewer than the {per_step} packets of one step")
+    return lines, problems
+
+
+def _memory(
+    recipe: Recipe, topology: Topology, target_bytes: int, parameters: int, chunk: int
+) -> list[str]:
+    need: Counter[str] = Counter()
+    held = set()
+    for place in topology.targets:
+        name = str(place.device)
+        if recipe.target.placement == "replica" and name not in held:
+            need[name] += target_bytes  # one copy, however many workers share it
+            held.add(name)
+        elif recipe.target.placement == "sharded":
+            need[name] += target_bytes // len(topology.targets)
+    for index, place in enumerate(topology.drafters):
+        need[str(place.device)] += parameters * (_REPLICA_BYTES + (_MASTER_BYTES if not index else 0))
+        need[str(place.device)] += 2 * chunk  # logits of a chunk, and their gradient
+    return [
+        f"memory on {name}: at least {bytes_ / _GIB:.2f} GiB (weights, gradients, optimizer, "
+        "logits of a chunk; activations come on top)"
+        for name, bytes_ in sorted(need.items())
+    ]

@@ -1,0 +1,127 @@
+"""After the run: the curves, and what the drafter does for the target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+from dflash.config import RecipeError, load_recipe
+from dflash.data import DataError, data_files
+from dflash.decode import speculative_decode
+from dflash.evaluate import EvalReport, evaluate
+from dflash.export import load_exported
+from dflash.model import Drafter
+from dflash.schedule.metrics import read_metrics
+from dflash.target.load import Targets, load_targets
+from dflash.train import RECIPE_FILE
+
+PROMPT_TOKENS = 64
+
+
+def draw_curves(folder: str | Path) -> Path:
+    """Loss and simulated acceptance over the steps, as ``curves.png`` in the run's folder."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    folder = Path(folder)
+    lines = read_metrics(folder)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    for axis, name in ((left, "loss"), (right, "acceptance")):
+        for kind, style in (("train", {"linewidth": 1}), ("held_out", {"marker": "o"})):
+            points = [(line["step"], line[name]) for line in lines if line["kind"] == kind]
+            if points:
+                axis.plot(*zip(*points, strict=True), label=kind.replace("_", "-"), **style)
+        axis.set_xlabel("optimizer step")
+        axis.grid(alpha=0.3)
+        axis.legend()
+    left.set_ylabel("loss [nats]")
+    right.set_ylabel("simulated acceptance length, bonus included")
+    path = folder / "curves.png"
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return path
+
+
+def read_prompts(path: Path) -> list[str]:
+    """Prompts from a JSONL file with a field ``text``, a text file, or a folder of files.
+
+    Of a text file the beginning, the middle and the end are prompts, none picked.
+    """
+    if path.suffix == ".jsonl":
+        try:
+            return [json.loads(line)["text"] for line in path.read_text().splitlines() if line]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}: cannot be read as prompts ({error})") from error
+    prompts = []
+    for file in data_files([path]):
+        text = file.read_text(errors="replace")
+        size = 4 * PROMPT_TOKENS
+        middle = max(0, len(text) // 2 - size // 2)
+        prompts += [text[:size], text[middle : middle + size], text[-size:]]
+    return [prompt for prompt in prompts if prompt.strip()]
+
+
+def evaluate_run(
+    folder: str | Path, prompts: Path, *, temperature: float, rule: str, max_new_tokens: int
+) -> EvalReport:
+    """Decodes every prompt with and without the run's exported drafter.
+
+    Raises:
+        RecipeError, DataError, DecodeError: bad input, one line.
+    """
+    target, drafter = _load(Path(folder))
+    ids = [
+        target.tokenizer(text, add_special_tokens=False)["input_ids"][:PROMPT_TOKENS]
+        for text in read_prompts(Path(prompts))
+    ]
+    if not ids:
+        raise DataError(f"{prompts}: holds no prompt")
+    eos = target.tokenizer.eos_token_id
+    return evaluate(
+        target.model,
+        drafter,
+        ids,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        rule=rule,
+        stop_token_ids=() if eos is None else (eos,),
+    )
+
+
+def generate_text(
+    folder: str | Path, prompt: str, *, temperature: float, rule: str, max_new_tokens: int
+) -> tuple[str, str]:
+    """The continuation of ``prompt``, and one line about how it was decoded."""
+    target, drafter = _load(Path(folder))
+    ids = target.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise DataError("generate: the prompt is empty")
+    eos = target.tokenizer.eos_token_id
+    decoded = speculative_decode(
+        target.model,
+        drafter,
+        ids,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        rule=rule,
+        stop_token_ids=() if eos is None else (eos,),
+    )
+    stats = decoded.stats
+    line = f"{len(decoded.tokens)} tokens in {stats.passes} passes, tau {stats.tau:.2f}"
+    return target.tokenizer.decode(decoded.tokens), line
+
+
+def _load(folder: Path) -> tuple[Targets, Drafter]:
+    if not (folder / RECIPE_FILE).exists():
+        raise RecipeError(f"{folder}: is not a run (it has no {RECIPE_FILE})")
+    recipe = load_recipe(folder / RECIPE_FILE)
+    config, weights = load_exported(folder / "export")
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    target = load_targets(recipe.target, [device])
+    drafter = Drafter(config)
+    drafter.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
+    return target, drafter.to(device).eval()
