@@ -139,7 +139,9 @@ def race(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Every test that needs no GPU, tests/race aside."""
     _install(session, "test")
-    where = [f"tests/{name}" for name in ("unit", "parity", "e2e") if (ROOT / "tests" / name).is_dir()]
+    where = [
+        f"tests/{name}" for name in ("unit", "parity", "e2e") if (ROOT / "tests" / name).is_dir()
+    ]
     arguments = [
         *where,
         "-m",

@@ -82,7 +82,9 @@ def plan(recipe: RecipePath, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def train(recipe: RecipePath, overrides: Overrides = None, output: Output = Path("runs/run")) -> None:
+def train(
+    recipe: RecipePath, overrides: Overrides = None, output: Output = Path("runs/run")
+) -> None:
     """Trains a drafter; exports it and draws the curves at the end."""
     with _errors():
         from dflash.config import load_recipe
@@ -122,7 +124,9 @@ def evaluate(
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     rule: Annotated[str, typer.Option(help="acceptance rule: match or rejection")] = "match",
     max_new_tokens: Annotated[int, typer.Option(help="per prompt")] = 128,
-    json_path: Annotated[Path | None, typer.Option("--json", help="write the numbers there")] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="write the numbers there")
+    ] = None,
 ) -> None:
     """Decodes with and without drafts: tau, histogram, wall clock, and simulated acceptance."""
     with _errors():
@@ -159,7 +163,9 @@ def generate(
 @app.command()
 def export(
     folder: RunFolder,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="default: RUN/export")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="default: RUN/export")
+    ] = None,
 ) -> None:
     """Writes the best (else the newest) checkpoint in the published format."""
     with _errors():

@@ -176,9 +176,7 @@ class Learner:
 def autocasts(device: torch.device, recipe: Recipe) -> bool:
     """Whether the drafter computes in bf16 there: on GPUs that have it, unless switched off."""
     return (
-        recipe.run.autocast == "auto"
-        and device.type == "cuda"
-        and torch.cuda.is_bf16_supported()
+        recipe.run.autocast == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported()
     )
 
 

@@ -84,13 +84,11 @@ class Pipeline:
         return total
 
     def step(self, gradients: list[Tensor], contributions: Sequence[Sums]) -> dict[str, Any]:
-        """One optimizer step on the master from the summed gradients; returns the step's numbers."""
+        """One optimizer step on the master from the summed gradients; returns its numbers."""
         total = contributions[0]
         for sums in contributions[1:]:
             total = total + sums
-        stepped = self.optimizer.step(
-            self.step_number, gradients, float(total.loss.denominator)
-        )
+        stepped = self.optimizer.step(self.step_number, gradients, float(total.loss.denominator))
         self.step_number += 1
         return {**numbers(total), **stepped}
 

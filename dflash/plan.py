@@ -68,7 +68,9 @@ def _memory(
         elif recipe.target.placement == "sharded":
             need[name] += target_bytes // len(topology.targets)
     for index, place in enumerate(topology.drafters):
-        need[str(place.device)] += parameters * (_REPLICA_BYTES + (_MASTER_BYTES if not index else 0))
+        need[str(place.device)] += parameters * (
+            _REPLICA_BYTES + (_MASTER_BYTES if not index else 0)
+        )
         need[str(place.device)] += 2 * chunk  # logits of a chunk, and their gradient
     return [
         f"memory on {name}: at least {bytes_ / _GIB:.2f} GiB (weights, gradients, optimizer, "

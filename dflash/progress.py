@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes: one live display, or plain lines without a terminal."""
+"""What a person sees of a run: one live display, or plain lines where there is no terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class Progress:
         self._live: Live | None = None
         self._last_line = 0.0
         if self.console.is_terminal:
-            self._live = Live(console=self.console, refresh_per_second=4, get_renderable=self._table)
+            self._live = Live(
+                console=self.console, refresh_per_second=4, get_renderable=self._table
+            )
 
     def __enter__(self) -> Progress:
         if self._live is not None:

@@ -95,9 +95,7 @@ def train(
         run = _Run(pipeline, folder, store, guard.explanation)
         if resume:
             run.load()
-        metrics = stack.enter_context(
-            MetricsLog(folder, tensorboard=recipe.run.tensorboard)
-        )
+        metrics = stack.enter_context(MetricsLog(folder, tensorboard=recipe.run.tensorboard))
         progress = stack.enter_context(
             Progress(pipeline.steps, first=pipeline.step_number, console=console)
         )
@@ -310,9 +308,7 @@ class _Run:
 
         return body
 
-    def _drafter(
-        self, index: int, exchange: Exchange, reducer: Reducer
-    ) -> Callable[[Clock], None]:
+    def _drafter(self, index: int, exchange: Exchange, reducer: Reducer) -> Callable[[Clock], None]:
         learner = self.pipeline.learners[index]
 
         def body(clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""The command ``harness``. Exit codes: 0 good, 1 a check failed, 2 bad input, 3 and 4 see the gate."""
+"""The command ``harness``. Exit codes: 0 good, 1 a check failed, 2 bad input; 3, 4: the gate."""
 
 from __future__ import annotations
 

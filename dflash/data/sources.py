@@ -75,7 +75,7 @@ def data_files(paths: Sequence[str | Path]) -> Iterator[Path]:
 
     Links to folders are not followed. Raises DataError for what is missing or unreadable.
     """
-    for path in map(Path, paths):
+    for path in map(Path, _named(paths)):
         if not path.is_dir():
             if not path.exists():
                 raise DataError(f"{path}: no such file or folder; correct data.train/data.held_out")
@@ -87,6 +87,32 @@ def data_files(paths: Sequence[str | Path]) -> Iterator[Path]:
                 # Sockets and pipes would block; a dangling link is an error when it is opened.
                 if file.is_file() or file.is_symlink():
                     yield file
+
+
+def _named(paths: Sequence[str | Path]) -> Iterator[str | Path]:
+    """Names such as ``stdlib:train`` replaced by the files that they stand for."""
+    for path in paths:
+        if str(path) in NAMED_SOURCES:
+            yield from NAMED_SOURCES[str(path)]()
+        else:
+            yield path
+
+
+def _stdlib(which: str) -> Callable[[], tuple[Path, ...]]:
+    def files() -> tuple[Path, ...]:
+        from dflash.target.stdlib import stdlib_sources
+
+        sources = stdlib_sources()
+        return sources.train if which == "train" else sources.held_out
+
+    return files
+
+
+# Text that every machine has: the running Python's own library, split in two for good.
+NAMED_SOURCES: dict[str, Callable[[], tuple[Path, ...]]] = {
+    "stdlib:train": _stdlib("train"),
+    "stdlib:held_out": _stdlib("held_out"),
+}
 
 
 def _wanted(name: str) -> bool:

@@ -47,7 +47,7 @@ def block_objective(
     if bool(counted[:, 0].any()):
         raise ValueError("block_objective: slot 0 counts: it holds the anchor and predicts nothing")
     wanted = hidden.requires_grad and torch.is_grad_enabled()
-    numerator, denominator, unweighted, hit = _Objective.apply(
+    numerator, denominator, unweighted, hit = _Objective.apply(  # type: ignore[no-untyped-call]
         hidden, head, labels, counted, settings, wanted
     )
     loss = LossSums(numerator, denominator, unweighted, counted.sum())
@@ -84,18 +84,16 @@ class _Objective(torch.autograd.Function):
             if gradient is not None:
                 gradient[where] = chunk.gradient(weights[mask]).to(gradient.dtype)
             del chunk  # before the next one is made: its logits are what chunking is about
-        ctx.gradient = gradient
+        if gradient is not None:
+            ctx.save_for_backward(gradient)
         numerator, denominator, unweighted = (each.clone() for each in sums)
         ctx.mark_non_differentiable(denominator, unweighted, hit)
         return numerator, denominator, unweighted, hit
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        gradient = ctx.gradient
-        if gradient is None:
-            raise RuntimeError("block_objective: a second backward pass needs a second forward")
-        ctx.gradient = None  # as large as the hidden states: gone with its one use
-        return gradient.mul_(upstream.to(gradient.dtype)), None, None, None, None, None
+        (gradient,) = ctx.saved_tensors
+        return gradient * upstream.to(gradient.dtype), None, None, None, None, None
 
 
 class _Chunk:
@@ -139,5 +137,5 @@ def _chunks(counted: Tensor, slots: int) -> Iterator[Tensor]:
     """
     blocks = counted.any(dim=1).nonzero()[:, 0]
     per_chunk = max(1, slots // max(1, counted.shape[1] - 1))
-    if len(blocks):
-        yield from blocks.split(per_chunk)
+    for start in range(0, len(blocks), per_chunk):
+        yield blocks[start : start + per_chunk]

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from dflash.config import ObjectiveSettings
 from dflash.objective.dpace import dpace_weights
-from dflash.objective.losses import decay_weights
+from dflash.objective.losses import decay_weights, paper_gamma
 
 # (ce [N, B] detached, mask [N, B] bool, settings) -> weights [N, B], 0 outside the mask
 Weighting = Callable[[Tensor, Tensor, ObjectiveSettings], Tensor]
 
 
 def _decay(ce: Tensor, mask: Tensor, settings: ObjectiveSettings) -> Tensor:
-    gamma = "paper" if settings.gamma is None else settings.gamma
-    return decay_weights(mask.shape[1], gamma).to(ce) * mask
+    block = mask.shape[1]
+    gamma = paper_gamma(block) if settings.gamma is None else settings.gamma
+    return decay_weights(block, gamma).to(ce) * mask
 
 
 def _uniform(ce: Tensor, mask: Tensor, settings: ObjectiveSettings) -> Tensor:

@@ -1,4 +1,4 @@
-"""Who runs where, how packets travel, how gradients meet, and who notices when something is wrong."""
+"""Who runs where, how packets travel, how gradients meet, and who notices what goes wrong."""
 
 from dflash.schedule.exchange import Exchange, Packet
 from dflash.schedule.reduction import Reducer

@@ -17,7 +17,12 @@ from dflash.schedule.worker import Worker
 
 # Environment switches that change how torch compiles or which devices it sees; nothing else is
 # written, so that no secret can be.
-_SWITCHES = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_SWITCHES = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+)
 _PREFIXES = ("TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_LOGS", "TRITON_CACHE", "CUDA_LAUNCH_BLOCKING")
 
 

@@ -56,7 +56,9 @@ class Exchange:
         self, *, targets: int, drafters: int, depth: int, first: int, end: int, stopper: Stopper
     ) -> None:
         if first % drafters:
-            raise ValueError(f"first packet {first} is not at a step boundary of {drafters} drafters")
+            raise ValueError(
+                f"first packet {first} is not at a step boundary of {drafters} drafters"
+            )
         self._targets, self._drafters, self._depth = targets, drafters, depth
         self._first, self._end = first, end
         self._changed = StoppableCondition(stopper)

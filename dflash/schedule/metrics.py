@@ -1,4 +1,4 @@
-"""The numbers of a run: one JSON line per event always, TensorBoard beside it where it is wanted."""
+"""The numbers of a run: one JSON line per event always, TensorBoard beside it if wanted."""
 
 from __future__ import annotations
 

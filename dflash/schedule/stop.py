@@ -32,9 +32,10 @@ class Stopper:
         with self._lock:
             if self.reason is not None:
                 return False
-            self.reason, self.failure = reason, failure
             if failure:
                 self.stacks = stacks()  # before anybody wakes up and leaves
+            self.failure = failure
+            self.reason = reason  # last: whoever sees a reason sees the rest
             wakers = list(self._wakers)
         for wake in wakers:
             wake()

@@ -39,7 +39,7 @@ def bits_per_byte(
     for path in files:
         text = path.read_bytes().decode()
         size += len(text.encode())
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         waiting.extend(_windows([tokenizer.eos_token_id, *ids], window))
         while len(waiting) >= batch:
             nats += _nats(model, waiting[:batch], window, device)
@@ -74,7 +74,9 @@ def _nats(
         inputs[row, : len(x)] = x  # earlier positions cannot see it
         labels[row, : len(y)] = y
     logits = model(input_ids=inputs.to(device), use_cache=False).logits.float()
-    return float(F.cross_entropy(logits.flatten(0, 1), labels.flatten().to(device), reduction="sum"))
+    return float(
+        F.cross_entropy(logits.flatten(0, 1), labels.flatten().to(device), reduction="sum")
+    )
 
 
 def main(arguments: list[str]) -> None:

@@ -1,5 +1,7 @@
 """A byte-level tokenizer: token i is byte i of the UTF-8 text, and nothing is ever unknown.
 
+The one exception: ``<|endoftext|>`` in a text is the end-of-text token.
+
 Covers writing one that ``AutoTokenizer.from_pretrained(folder)`` reads without network. Not
 covered: merges (there are none) and chat markers.
 """

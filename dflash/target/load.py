@@ -112,7 +112,7 @@ def load_targets(settings: TargetSettings, devices: Sequence[torch.device]) -> T
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **common)
     except Exception as error:  # a foreign folder can fail in any way
-        raise TargetError(f"{path}: the tokenizer cannot be loaded ({_line(error)})") from error
+        raise TargetError(f"target.path={path}: its tokenizer: {_line(error)}") from error
     _check(path, model, tokenizer)
     model.requires_grad_(False).eval()
     if sharded:
@@ -133,7 +133,9 @@ def target_path(settings: TargetSettings) -> str:
     folder = Path(settings.path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise TargetError(f"target.path={settings.path}: has no config.json: not a model folder")
+            raise TargetError(
+                f"target.path={settings.path}: has no config.json: not a model folder"
+            )
         return str(folder)
     if folder.is_absolute() or settings.path.startswith((".", "~")) or folder.exists():
         raise TargetError(f"target.path={settings.path}: no such folder")
@@ -177,6 +179,8 @@ def _check(path: str, model: Any, tokenizer: Any) -> None:
         decoder_layers(model)
     except ValueError as error:
         raise TargetError(f"target.path={path}: {error}") from error
+    if not tokenizer("a")["input_ids"]:  # what transformers makes where the files are missing
+        raise TargetError(f"target.path={path}: has no tokenizer files: its tokenizer is empty")
     rows = model.get_input_embeddings().weight.shape[0]
     if rows < len(tokenizer):
         raise TargetError(
@@ -208,9 +212,7 @@ def _spread(devices: Sequence[torch.device]) -> dict[str, Any]:
         raise TargetError(
             f"target.placement=sharded over {len(devices)} GPUs needs 'pip install accelerate'"
         )
-    free = {
-        device.index or 0: int(0.9 * torch.cuda.mem_get_info(device)[0]) for device in devices
-    }
+    free = {device.index or 0: int(0.9 * torch.cuda.mem_get_info(device)[0]) for device in devices}
     return {"device_map": "balanced", "max_memory": free}
 
 

@@ -33,7 +33,8 @@ def stdlib_sources(root: str | Path | None = None) -> Sources:
     Raises TargetError where a list would be empty.
     """
     folder = Path(root or sysconfig.get_path("stdlib"))
-    train, held_out = [], []
+    train: list[Path] = []
+    held_out: list[Path] = []
     for path in sorted(folder.rglob("*.py")):
         relative = path.relative_to(folder)
         if _LEFT_OUT.isdisjoint(relative.parts) and _is_utf8(path):

@@ -203,7 +203,7 @@ class _Training:
         draw = torch.Generator().manual_seed((self.seed << 32) + step)
         rows = _rows(self.text, max(1, s.tokens_per_step // length), length, draw)
         loss = self._loss(rows)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()

@@ -33,7 +33,9 @@ def summary(rows: Sequence[Row]) -> list[str]:
     for kind in dict.fromkeys(row.kind for row in rows):
         of_kind = [row for row in rows if row.kind == kind]
         met = sum(row.met for row in of_kind)
-        done = {"control": "caught", "guarded": "completed", "repaired": "completed"}.get(kind, "as expected")
+        done = {"control": "caught", "guarded": "completed", "repaired": "completed"}.get(
+            kind, "as expected"
+        )
         lines.append(f"{kind}: {met} of {len(of_kind)} {done}")
     for row in rows:
         if not row.met:

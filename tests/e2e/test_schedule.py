@@ -1,4 +1,4 @@
-"""The whole schedule: five target threads, three drafter threads, one result whatever the timing."""
+"""The whole schedule: five target threads, three drafters, one result whatever the timing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def quiet():
 
 @pytest.mark.usefixtures("quiet")
 def test_threads_equal_a_serial_run(size, make_recipe_of, tmp_path):
-    """5 + 3 threads and one thread give the same weights and optimizer state; every worker works."""
+    """5 + 3 threads and one thread give the same weights and state; every worker works."""
     recipe = make_recipe_of(size)
     result = train(recipe, tmp_path / "run")
     assert_same(weights_of(tmp_path / "run"), train_serially(recipe), size.exact)
@@ -152,7 +152,9 @@ def test_loss_falls_and_the_drafter_serves(size, make_recipe_of, tmp_path):
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("guard", ["thread-local", "serial", "lock"])
 def test_every_guard_trains_to_the_same_weights(size, make_recipe_of, tmp_path, guard):
-    recipe = make_recipe_of(size, schedule={"guard": guard}, run={"steps": 2, "checkpoint_every": 2})
+    recipe = make_recipe_of(
+        size, schedule={"guard": guard}, run={"steps": 2, "checkpoint_every": 2}
+    )
     train(recipe, tmp_path / "run")
     assert_same(weights_of(tmp_path / "run"), train_serially(recipe), size.exact)
 

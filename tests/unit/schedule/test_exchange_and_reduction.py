@@ -54,7 +54,9 @@ def take(exchange: Exchange, drafter: int) -> list[int]:
     return taken
 
 
-@pytest.mark.parametrize(("targets", "drafters", "depth"), [(5, 3, 1), (5, 3, 2), (1, 3, 1), (3, 1, 2)])
+@pytest.mark.parametrize(
+    ("targets", "drafters", "depth"), [(5, 3, 1), (5, 3, 2), (1, 3, 1), (3, 1, 2)]
+)
 def test_each_worker_gets_its_own_numbers_in_order(targets, drafters, depth):
     first, end = 2 * drafters, 14 * drafters
     exchange = Exchange(

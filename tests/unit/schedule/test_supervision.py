@@ -90,7 +90,7 @@ def test_who_cannot_be_joined_is_said(tmp_path):
 
 
 def test_a_stuck_worker_ends_the_run(tmp_path):
-    with pytest.raises(RunFailed, match="drafter-0 has been in 'compile' for more than 0.3 s"):
+    with pytest.raises(RunFailed, match=r"drafter-0 has been in 'compile' for more than 0.3 s"):
         run({"drafter-0": never_ends}, tmp_path, stall=0.3, join=0.1)
 
 
