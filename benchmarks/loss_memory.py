@@ -3,7 +3,7 @@
 Each runs in a fresh process on the CPU; what counts is how far the process's resident-set peak
 rises above its size once the inputs and the head are there. ``python benchmarks/loss_memory.py``
 prints both peaks and their ratio, and fails above ``--limit`` (0.15). The full size (vocabulary
-151,936, 8,192 slots) needs about 20 GB for the unchunked loss: run it alone. On a smaller machine
+151,936, 8,192 slots) needs about 40 GB for the unchunked loss: run it alone. On a smaller machine
 ``--unchunked-share 0.5`` runs that loss on half the slots and doubles its peak, which grows in
 proportion to the slots.
 """

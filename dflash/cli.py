@@ -179,7 +179,7 @@ def make_tiny(
     folder: Annotated[Path, typer.Argument(help="where the model goes")],
     steps: Annotated[int, typer.Option(help="optimizer steps")] = 3000,
     seed: Annotated[int, typer.Option()] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads")] = 2,
+    threads: Annotated[int, typer.Option(help="CPU threads; the result depends on it")] = 1,
     resume: Annotated[bool, typer.Option(help="go on from what is in the folder")] = False,
 ) -> None:
     """Trains the small target that ships with the package, from the standard library's sources."""
