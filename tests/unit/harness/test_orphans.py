@@ -105,6 +105,12 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
+def _hear_every_signal() -> None:
+    """A suite that runs in the background may be deaf to these, and its children with it."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Host:
     """The started program, and everybody whom it told of."""
 
@@ -117,6 +123,7 @@ class Host:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
+            preexec_fn=_hear_every_signal,
             text=True,
             start_new_session=True,
         )
