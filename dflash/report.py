@@ -121,6 +121,9 @@ def _load(folder: Path) -> tuple[Targets, Drafter]:
     recipe = load_recipe(folder / RECIPE_FILE)
     config, weights = load_exported(folder / "export")
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cpu":
+        # One token at a time gives more threads nothing to do but wait for each other.
+        torch.set_num_threads(recipe.schedule.threads_per_worker)
     target = load_targets(recipe.target, [device])
     drafter = Drafter(config)
     drafter.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
