@@ -378,10 +378,9 @@ class _Collector:
         rows = self.config.stash[_rows]
         if not rows:
             return
-        rows.sort(key=lambda row: row.kind)
         writer = terminalreporter
         writer.section("compile races")
-        width = max(100, writer._tw.fullwidth) if writer.isatty else 180
+        width = max(100, writer._tw.fullwidth) if writer.isatty else table.WIDE
         writer.write(table.render(rows, width=width, color=writer.hasmarkup))
         writer.line("")
         for line in table.summary(rows):

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.report.row import Row
+from harness.report.row import DANGERS, Row
+
+
+WIDE = 172  # columns in which no cell has to be folded
 
 
 def render(rows: Sequence[Row], *, width: int, color: bool) -> str:
     """The table as text, ``width`` columns wide."""
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
     for name in ("case", "threads", "verdict", "expected", "raised by", "state held by"):
-        table.add_column(name, no_wrap=True, justify="right" if name == "threads" else "left")
-    table.add_column("danger met", overflow="fold")
-    table.add_column("seconds", justify="right")
-    for group in _by_case(rows):
+        justify: Literal["left", "right"] = "right" if name == "threads" else "left"
+        table.add_column(name, no_wrap=width >= WIDE, overflow="fold", justify=justify)
+    for name in (*DANGERS, "seconds"):  # how often another thread's state was met
+        table.add_column(name, no_wrap=True, justify="right", min_width=len(name))
+    for group in _by_case(sorted(rows, key=lambda row: (row.kind, row.case))):
         table.add_row(*_cells(group))
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=color, no_color=not color, emoji=False)
@@ -59,7 +64,6 @@ def _cells(group: Sequence[Row]) -> list[str]:
     else:
         verdict = "yes" if worst.met else ("known" if worst.known else "NO")
     color = "green" if met == len(group) else ("yellow" if worst.known else "red")
-    danger = " ".join(f"{kind} {count}" for kind, count in worst.exposures.items() if count)
     return [
         escape(worst.case),
         f"{worst.completed}/{worst.threads}",
@@ -67,6 +71,6 @@ def _cells(group: Sequence[Row]) -> list[str]:
         f"[{color}]{verdict}[/{color}]",
         escape(worst.frame.rpartition("/")[2]),
         escape(worst.holder),
-        danger,
+        *(str(worst.exposures.get(kind, 0)) for kind in DANGERS),
         f"{sum(row.seconds for row in group) / len(group):.1f}",
     ]
