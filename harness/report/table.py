@@ -12,7 +12,6 @@ from rich.table import Table
 
 from harness.report.row import DANGERS, Row
 
-
 WIDE = 172  # columns in which no cell has to be folded
 
 
