@@ -6,9 +6,10 @@ import time
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 
 class Progress:
@@ -25,7 +26,7 @@ class Progress:
         self._last_line = 0.0
         if self.console.is_terminal:
             self._live = Live(
-                console=self.console, refresh_per_second=4, get_renderable=self._table
+                console=self.console, refresh_per_second=4, get_renderable=self._display
             )
 
     def __enter__(self) -> Progress:
@@ -82,7 +83,7 @@ class Progress:
             f"queues {n['queue_depths']}  eta {self._eta()}"
         )
 
-    def _table(self) -> Table:
+    def _display(self) -> Group:
         table = Table(box=None, pad_edge=False)
         for name in ("worker", "doing", "packets", "busy"):
             table.add_column(name, justify="right" if name in ("packets", "busy") else "left")
@@ -90,10 +91,10 @@ class Progress:
             table.add_row(
                 state["worker"], state["activity"], str(state["packets"]), f"{state['busy']:.0%}"
             )
-        table.title = self._line() if self._numbers else "starting"
+        above = self._line() if self._numbers else "starting"
         if self._held_out:
-            table.caption = (
-                f"held-out loss {self._held_out['loss']:.3f}, "
-                f"acceptance {self._held_out['acceptance']:.2f}"
+            above += (
+                f"\nheld-out loss {self._held_out['loss']:.3f}, "
+                f"acceptance {self._held_out['acceptance']:.2f} (simulated, bonus included)"
             )
-        return table
+        return Group(Text(above), table)

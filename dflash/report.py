@@ -38,8 +38,10 @@ def draw_curves(folder: str | Path) -> Path:
         axis.set_xlabel("optimizer step")
         axis.grid(alpha=0.3)
         axis.legend()
+    left.set_yscale("log")  # the first steps would flatten all the others
     left.set_ylabel("loss [nats]")
-    right.set_ylabel("simulated acceptance length, bonus included")
+    right.set_ylabel("acceptance length [tokens]")
+    right.set_title("simulated, bonus token included", fontsize="medium")
     path = folder / "curves.png"
     figure.savefig(path, dpi=120)
     plt.close(figure)
