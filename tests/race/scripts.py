@@ -39,9 +39,12 @@ def annotations_overlap(step: int) -> tuple[str, ...]:
     )
 
 
-# The same with nobody else near: a third annotation could restore what the first took away.
+# The same with nobody else near, before the two look and until both have left: the point
+# ``annotate.tested`` comes after annotate has looked, so they are held at their step's begin.
 ANNOTATIONS_ALONE = (
     *FIRST_STEPS,
+    "drafter-0 step.begin step=1",
+    "drafter-1 step.begin step=1",
     *annotations_overlap(step=1),
     "drafter-0 annotate.left step=1",
     "drafter-1 annotate.left step=1",
