@@ -105,8 +105,9 @@ def resume(folder: RunFolder, overrides: Overrides = None) -> None:
 
 
 def _train(recipe: Any, folder: Path, *, resume: bool) -> None:
+    from dflash.finish import export_run
     from dflash.report import draw_curves
-    from dflash.train import export_run, train
+    from dflash.train import train
 
     result = train(recipe, folder, resume=resume)
     if result.signal is not None:
@@ -169,7 +170,7 @@ def export(
 ) -> None:
     """Writes the best (else the newest) checkpoint in the published format."""
     with _errors():
-        from dflash.train import export_run
+        from dflash.finish import export_run
 
         typer.echo(f"drafter in {export_run(folder, output)}")
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from dflash.checkpoint import CheckpointError, CheckpointStore
 from dflash.compile import compile_guard
 from dflash.compile.flex_on_cpu import flex_training_on_cpu
-from dflash.config import Recipe, RecipeError, load_recipe
+from dflash.config import Recipe, RecipeError
 from dflash.data import RowSet, build_rows
 from dflash.learner import Sums
 from dflash.model import DrafterConfig
@@ -434,41 +434,3 @@ def _start_from(pipeline: Pipeline, path: str) -> None:
         raise RecipeError(f"drafter.initial: {path} differs in {', '.join(differing)}")
     for learner in pipeline.learners:
         learner.drafter.load_state_dict({k: v.float() for k, v in weights.items()})
-
-
-def export_run(folder: str | Path, output: str | Path | None = None) -> Path:
-    """Exports the best checkpoint of a run, else the newest, in the published format."""
-    from dflash.export import export_drafter
-    from dflash.model import Drafter
-
-    folder = Path(folder)
-    store = CheckpointStore(folder / "checkpoints")
-    path = store.best() or store.latest_good()
-    if path is None:
-        raise CheckpointError(f"{folder}: has no checkpoint to export")
-    tensors, state = store.load(path)
-    recipe = load_recipe(folder / RECIPE_FILE)
-    target = load_targets(recipe.target, [torch.device("cpu")])
-    drafter = Drafter(DrafterConfig.model_validate(state["drafter"]))
-    drafter.load_state_dict(
-        {
-            name.removeprefix("drafter."): tensor
-            for name, tensor in tensors.items()
-            if name.startswith("drafter.")
-        }
-    )
-    measured = {}
-    if held_out := state.get("held_out"):
-        measured = {
-            "simulated acceptance length, held-out rows (bonus included)": (
-                f"{held_out['acceptance']:.3f}"
-            ),
-            "optimizer steps": str(state["step"]),
-        }
-    return export_drafter(
-        Path(output) if output is not None else folder / "export",
-        drafter,
-        target.config,
-        tokenizer=target.tokenizer,
-        metrics=measured,
-    )

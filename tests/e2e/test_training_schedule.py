@@ -11,10 +11,11 @@ import torch
 
 from dflash.compile import compile_guard
 from dflash.compile.flex_on_cpu import flex_training_on_cpu
+from dflash.finish import export_run
 from dflash.pipeline import run_serially
 from dflash.schedule import Topology
 from dflash.schedule.metrics import read_metrics
-from dflash.train import build, export_run, train
+from dflash.train import build, train
 
 
 def weights_of(folder):

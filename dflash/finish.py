@@ -1,0 +1,49 @@
+"""What is made of a run when it has ended: its best checkpoint in the published format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from dflash.checkpoint import CheckpointError, CheckpointStore
+from dflash.config import load_recipe
+from dflash.export import export_drafter
+from dflash.model import Drafter, DrafterConfig
+from dflash.target.load import load_targets
+from dflash.train import RECIPE_FILE
+
+
+def export_run(folder: str | Path, output: str | Path | None = None) -> Path:
+    """Exports the best checkpoint of a run, else the newest, in the published format."""
+    folder = Path(folder)
+    store = CheckpointStore(folder / "checkpoints")
+    path = store.best() or store.latest_good()
+    if path is None:
+        raise CheckpointError(f"{folder}: has no checkpoint to export")
+    tensors, state = store.load(path)
+    recipe = load_recipe(folder / RECIPE_FILE)
+    target = load_targets(recipe.target, [torch.device("cpu")])
+    drafter = Drafter(DrafterConfig.model_validate(state["drafter"]))
+    drafter.load_state_dict(
+        {
+            name.removeprefix("drafter."): tensor
+            for name, tensor in tensors.items()
+            if name.startswith("drafter.")
+        }
+    )
+    measured = {}
+    if held_out := state.get("held_out"):
+        measured = {
+            "simulated acceptance length, held-out rows (bonus included)": (
+                f"{held_out['acceptance']:.3f}"
+            ),
+            "optimizer steps": str(state["step"]),
+        }
+    return export_drafter(
+        Path(output) if output is not None else folder / "export",
+        drafter,
+        target.config,
+        tokenizer=target.tokenizer,
+        metrics=measured,
+    )
