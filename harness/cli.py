@@ -98,7 +98,7 @@ def report(
     except (ValueError, KeyError, TypeError) as error:
         raise _bad_input(f"{path}: is not a report of this harness ({error})") from error
     console = Console()
-    typer.echo(table.render(rows, width=max(100, console.width), color=console.is_terminal))
+    typer.echo(table.render(rows, width=max(72, console.width), color=console.is_terminal))
     for line in table.summary(rows):
         typer.echo(line)
     if not all(row.met or row.known for row in rows):

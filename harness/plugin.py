@@ -380,7 +380,7 @@ class _Collector:
             return
         writer = terminalreporter
         writer.section("compile races")
-        width = max(100, writer._tw.fullwidth) if writer.isatty else table.WIDE
+        width = max(72, writer._tw.fullwidth) if writer.isatty else table.WIDE
         writer.write(table.render(rows, width=width, color=writer.hasmarkup))
         writer.line("")
         for line in table.summary(rows):

@@ -13,18 +13,23 @@ from rich.table import Table
 from harness.report.row import DANGERS, Row
 
 WIDE = 172  # columns in which no cell has to be folded
+NARROW = 120  # in fewer, the details would leave the names no room
+COLUMNS = ("threads", "verdict", "expected", "raised by", "state held by")
+NUMBERS = (*DANGERS, "seconds")  # how often another thread's state was met, and how long it took
 
 
 def render(rows: Sequence[Row], *, width: int, color: bool) -> str:
-    """The table as text, ``width`` columns wide."""
+    """The table as text, ``width`` columns wide; a narrow one leaves the details out."""
     table = Table(box=None, pad_edge=False, header_style="bold", expand=False)
-    for name in ("case", "threads", "verdict", "expected", "raised by", "state held by"):
+    longest = max((len(row.case) for row in rows), default=0)
+    table.add_column("case", overflow="fold", min_width=min(longest, max(width // 2, 24)))
+    for name in COLUMNS if width >= NARROW else COLUMNS[:3]:
         justify: Literal["left", "right"] = "right" if name == "threads" else "left"
         table.add_column(name, no_wrap=width >= WIDE, overflow="fold", justify=justify)
-    for name in (*DANGERS, "seconds"):  # how often another thread's state was met
+    for name in NUMBERS if width >= NARROW else ():
         table.add_column(name, no_wrap=True, justify="right", min_width=len(name))
     for group in _by_case(sorted(rows, key=lambda row: (row.kind, row.case))):
-        table.add_row(*_cells(group))
+        table.add_row(*_cells(group)[: len(table.columns)])
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=color, no_color=not color, emoji=False)
     console.print(table)

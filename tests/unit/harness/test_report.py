@@ -73,7 +73,9 @@ def test_summary_counts_by_kind_and_says_why():
     ]
 
 
-def test_a_report_can_be_shown_again_and_keeps_its_exit_code(tmp_path):
+@pytest.mark.parametrize("columns", ["80", "110", "200"])
+def test_a_report_can_be_shown_again_and_keeps_its_exit_code(tmp_path, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
     for rows, code in (([GOOD], 0), ([GOOD, BAD], 1)):
         files.write_report(tmp_path, rows, {"device": "cpu"})
         shown = CliRunner().invoke(app, ["report", str(tmp_path)])
