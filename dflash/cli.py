@@ -121,10 +121,17 @@ def _train(recipe: Any, folder: Path, *, resume: bool) -> None:
 @app.command("eval")
 def evaluate(
     folder: RunFolder,
-    prompts: Annotated[Path, typer.Option(help="text files, or JSONL with a field 'text'")],
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            help="file, folder or named source (stdlib:held_out); default: the recipe's held-out "
+            "data; of plain files the beginning, middle and end, of JSONL each record"
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     rule: Annotated[str, typer.Option(help="acceptance rule: match or rejection")] = "match",
     max_new_tokens: Annotated[int, typer.Option(help="per prompt")] = 128,
+    prompt_tokens: Annotated[int, typer.Option(help="of the pieces of plain files", min=1)] = 64,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="write the numbers there")
     ] = None,
@@ -134,7 +141,12 @@ def evaluate(
         from dflash.report import evaluate_run
 
         report = evaluate_run(
-            folder, prompts, temperature=temperature, rule=rule, max_new_tokens=max_new_tokens
+            folder,
+            prompts,
+            temperature=temperature,
+            rule=rule,
+            max_new_tokens=max_new_tokens,
+            prompt_tokens=prompt_tokens,
         )
         for line in report.lines():
             typer.echo(line)
@@ -173,6 +185,23 @@ def export(
         from dflash.finish import export_run
 
         typer.echo(f"drafter in {export_run(folder, output)}")
+
+
+@app.command()
+def regenerate(
+    recipe: RecipePath,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="JSON lines, for data.train of any recipe")
+    ] = Path("regenerated.jsonl"),
+) -> None:
+    """Lets the target write training text: it goes on from prompts out of data.train."""
+    with _errors():
+        from dflash.config import load_recipe
+        from dflash.regenerate import regenerate_recipe
+
+        tokens = regenerate_recipe(load_recipe(recipe, overrides or ()), output, say=typer.echo)
+        typer.echo(f"{output}: {tokens} new tokens")
 
 
 @app.command("make-tiny-target")

@@ -50,6 +50,18 @@ class DrafterSettings(_Section):
     initial: str | None = None  # an exported drafter to start from
 
 
+class RegenerateSettings(_Section):
+    """Text by the target itself: how many prompts are gone on from, how long, at what heat."""
+
+    prompts: int = Field(1000, ge=1)
+    held_out_prompts: int = Field(64, ge=1)
+    prompt_tokens: int = Field(64, ge=1)  # of a text; of a conversation all up to the answer
+    max_prompt_tokens: int = Field(2048, ge=1)  # of a conversation; its end is kept
+    new_tokens: int = Field(192, ge=2)
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field((0.0, 1.0), min_length=1)
+    batch_size: int = Field(64, ge=1)
+
+
 class DataSettings(_Section):
     """Text and how it becomes rows."""
 
@@ -62,6 +74,7 @@ class DataSettings(_Section):
     max_document_tokens: int | None = Field(None, ge=2)
     on_bad_line: Literal["skip", "fail"] = "skip"
     shuffle: bool = True
+    regenerate: RegenerateSettings | None = None  # None: the text is learnt as it is
 
 
 class ObjectiveSettings(_Section):

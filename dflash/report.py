@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
 from dflash.config import RecipeError, load_recipe
-from dflash.data import DataError, data_files
+from dflash.data import DataError
 from dflash.decode import speculative_decode
 from dflash.evaluate import EvalReport, evaluate
 from dflash.export import load_exported
 from dflash.model import Drafter
+from dflash.prompts import PROMPT_TOKENS, read_prompts
 from dflash.schedule.metrics import read_metrics
 from dflash.target.load import Targets, load_targets
 from dflash.train import RECIPE_FILE
-
-PROMPT_TOKENS = 64
 
 
 def draw_curves(folder: str | Path) -> Path:
@@ -48,45 +46,31 @@ def draw_curves(folder: str | Path) -> Path:
     return path
 
 
-def read_prompts(path: Path) -> list[str]:
-    """Prompts from a JSONL file with a field ``text``, a text file, or a folder of files.
-
-    Of a text file the beginning, the middle and the end are prompts, none picked.
-    """
-    if path.suffix == ".jsonl":
-        try:
-            return [json.loads(line)["text"] for line in path.read_text().splitlines() if line]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: cannot be read as prompts ({error})") from error
-    prompts = []
-    for file in data_files([path]):
-        text = file.read_text(errors="replace")
-        size = 4 * PROMPT_TOKENS
-        middle = max(0, len(text) // 2 - size // 2)
-        prompts += [text[:size], text[middle : middle + size], text[-size:]]
-    return [prompt for prompt in prompts if prompt.strip()]
-
-
 def evaluate_run(
-    folder: str | Path, prompts: Path, *, temperature: float, rule: str, max_new_tokens: int
+    folder: str | Path,
+    prompts: str | Path | None,
+    *,
+    temperature: float,
+    rule: str,
+    max_new_tokens: int,
+    prompt_tokens: int = PROMPT_TOKENS,
 ) -> EvalReport:
     """Decodes every prompt with and without the run's exported drafter.
+
+    prompts: a file, folder or named source; None: the recipe's ``data.held_out``.
 
     Raises:
         RecipeError, DataError, DecodeError: bad input, one line.
     """
     target, drafter = _load(Path(folder))
-    ids = [
-        target.tokenizer(text, add_special_tokens=False)["input_ids"][:PROMPT_TOKENS]
-        for text in read_prompts(Path(prompts))
-    ]
-    if not ids:
-        raise DataError(f"{prompts}: holds no prompt")
+    paths = [prompts] if prompts else load_recipe(Path(folder) / RECIPE_FILE).data.held_out
+    if not paths:
+        raise RecipeError(f"{folder}: its recipe has no data.held_out; name files with --prompts")
     eos = target.tokenizer.eos_token_id
     return evaluate(
         target.model,
         drafter,
-        ids,
+        read_prompts(paths, target.tokenizer, prompt_tokens=prompt_tokens),
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         rule=rule,

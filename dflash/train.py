@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from dflash.learner import Sums
 from dflash.model import DrafterConfig
 from dflash.pipeline import Pipeline, numbers
 from dflash.progress import Progress
+from dflash.regenerate import own_text
 from dflash.schedule import Clock, Exchange, Reducer, Stopper, Topology, Worker
 from dflash.schedule.metrics import MetricsLog
 from dflash.schedule.supervise import supervise
@@ -90,14 +91,23 @@ def train(
             compile_guard(recipe.schedule.guard, recompile_limit=recipe.schedule.recompile_limit)
         )
         proof = guard.prove()
-        pipeline, report = build(recipe, topology, guard)
+        shown = console or Console()
+        text = folder if recipe.data.regenerate is not None else None
+        pipeline, report = build(
+            recipe,
+            topology,
+            guard,
+            text_folder=text,
+            again=not resume,
+            say=lambda line: shown.print(line, highlight=False, soft_wrap=True),
+        )
         on_built(pipeline)
         run = _Run(pipeline, folder, store, guard.explanation)
         if resume:
             run.load()
         metrics = stack.enter_context(MetricsLog(folder, tensorboard=recipe.run.tensorboard))
         progress = stack.enter_context(
-            Progress(pipeline.steps, first=pipeline.step_number, console=console)
+            Progress(pipeline.steps, first=pipeline.step_number, console=shown)
         )
         for line in (*report, f"guard {guard.explanation}", f"guard {proof}"):
             progress.say(line)
@@ -106,19 +116,36 @@ def train(
         return run.go(metrics, progress)
 
 
-def build(recipe: Recipe, topology: Topology, guard: Any) -> tuple[Pipeline, list[str]]:
-    """Loads the target and the data and builds the pipeline; also lines about the data."""
+def build(
+    recipe: Recipe,
+    topology: Topology,
+    guard: Any,
+    *,
+    text_folder: Path | None = None,
+    again: bool = True,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Pipeline, list[str]]:
+    """Loads the target and the data and builds the pipeline; also lines about the data.
+
+    text_folder: let the target write the text first, there (``data.regenerate``); again: also
+    where an earlier start has written it; say: told how far that is.
+    """
     target = load_targets(recipe.target, [place.device for place in topology.targets])
     config = drafter_config(recipe, target)
-    rows, read = build_rows(recipe.data, target.tokenizer, seed=recipe.run.seed)
+    train_paths: Sequence[str | Path] = recipe.data.train
+    held_out_paths: Sequence[str | Path] = recipe.data.held_out
+    if text_folder is not None:
+        own, own_held_out = own_text(recipe, target, text_folder, again=again, say=say)
+        train_paths, held_out_paths = [own], [own_held_out] if own_held_out else []
+    rows, read = build_rows(recipe.data, target.tokenizer, seed=recipe.run.seed, paths=train_paths)
     lines = read.lines()
     held_out: RowSet | None = None
-    if recipe.data.held_out:
+    if held_out_paths:
         held_out, held_read = build_rows(
             recipe.data,
             target.tokenizer,
             seed=recipe.run.seed,
-            paths=recipe.data.held_out,
+            paths=held_out_paths,
             shuffle=False,
         )
         lines += [f"held out: {line}" for line in held_read.lines()[:1]]

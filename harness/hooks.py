@@ -2,10 +2,10 @@
 
 Installed for the time of one trial only, on functions and methods that are looked up at every
 call, and put back in reverse order. A point that this torch does not have is an error naming
-the version, unless its group was asked for as optional.
+the version. Points beside the standard ones are installed when they are asked for, as places
+(:mod:`harness.places`).
 
 Not covered: C++ code, and calls that reached a function before the hooks were installed.
-Inductor phases, config writes, cache lookups and Triton have no points yet.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
-from harness.points import Event
+from harness import places
+from harness.points import PLACES, Event, to_install
 
 Listener = Callable[[Event], None]
 
@@ -35,6 +36,7 @@ class _Depth(threading.local):
 
     def __init__(self) -> None:
         self.call = 0
+        self.trace = 0
         self.settled = True
         self.muted = False
         self.step: int | None = None
@@ -46,10 +48,17 @@ class Hooks:
     Args:
         listeners: called in order in the thread that is at the point. The order matters: the
             one that records stands before the one that makes the thread wait.
+        points: further points: names of :data:`harness.points.PLACES`, patterns of them
+            (``patch.*``), or places in text form.
+
+    Raises:
+        HookError: when it is opened: a point does not exist on this torch.
+        ValueError: a name that no point has.
     """
 
-    def __init__(self, *listeners: Listener) -> None:
+    def __init__(self, *listeners: Listener, points: Iterable[str] = ()) -> None:
         self._listeners = listeners
+        self._further = to_install(points)
         self._stack = contextlib.ExitStack()
         self._local = _Depth()
         self._open = False
@@ -62,6 +71,7 @@ class Hooks:
             self._install_annotate()
             self._install_flex()
             self._install_lock()
+            self._install_places()
         except BaseException:
             self._open = False
             self._stack.close()
@@ -77,7 +87,9 @@ class Hooks:
         self._open = False  # what was compiled meanwhile keeps its wrapper: it falls silent
         self._stack.close()
 
-    def emit(self, point: str, error: BaseException | None = None) -> None:
+    def emit(
+        self, point: str, error: BaseException | None = None, *, depth: int = 0, what: str = ""
+    ) -> None:
         """Tells the listeners that this thread is at ``point``.
 
         What a listener itself does (a probe that calls compiled code, say) sends no events, and
@@ -88,7 +100,7 @@ class Hooks:
             return
         local.muted = True
         try:
-            event = Event(point, threading.current_thread().name, local.step, error)
+            event = Event(point, threading.current_thread().name, local.step, error, depth, what)
             for listener in self._listeners:
                 listener(event)
         finally:
@@ -169,24 +181,27 @@ class Hooks:
 
         @functools.wraps(trace)
         def observed_trace(tracer: Any, root: Any, *args: Any, **kwargs: Any) -> Any:
-            self.emit("trace.begin")
+            local = self._local
+            local.trace += 1
+            self.emit("trace.begin", depth=local.trace)
             if not isinstance(root, torch.nn.Module):
                 root = self._observed_root(root)
             try:
                 return trace(tracer, root, *args, **kwargs)
             finally:
-                self.emit("trace.left")
+                self.emit("trace.left", depth=local.trace)
+                local.trace -= 1
 
         self._patch(Tracer, "trace", observed_trace)
 
     def _observed_root(self, root: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(root)
         def observed_body(*args: Any, **kwargs: Any) -> Any:
-            self.emit("trace.body")
+            self.emit("trace.body", depth=self._local.trace)
             try:
                 return root(*args, **kwargs)
             finally:
-                self.emit("trace.end")
+                self.emit("trace.end", depth=self._local.trace)
 
         return observed_body
 
@@ -262,9 +277,36 @@ class Hooks:
         from torch._dynamo import convert_frame
 
         self._need(convert_frame, "compile_lock", "dynamo's lock")
-        self._patch(
-            convert_frame, "compile_lock", _ObservedLock(convert_frame.compile_lock, self.emit)
-        )
+        lock = _ObservedLock(convert_frame.compile_lock, "compile_lock", self.emit)
+        self._patch(convert_frame, "compile_lock", lock)
+
+    # -- further points ------------------------------------------------------------------------
+
+    def _install_places(self) -> None:
+        rows = {}
+        for name in self._further:
+            place = self._place(name)
+            rows[place] = functools.partial(self.emit, name)
+        self._stack.callback(self._install_rows(rows).remove)
+
+    @staticmethod
+    def _install_rows(rows: dict[places.Place, Callable[[], None]]) -> places.Installed:
+        try:
+            return places.install(rows)
+        except places.PlaceError as error:
+            raise HookError(str(error)) from error
+
+    @staticmethod
+    def _place(name: str) -> places.Place:
+        """The first of a point's places that this torch has."""
+        candidates = [places.Place.parse(t) for t in PLACES[name][1]] if name in PLACES else []
+        for candidate in candidates[:-1]:
+            try:
+                places.resolve([candidate])
+            except places.PlaceError:
+                continue
+            return candidate
+        return candidates[-1] if candidates else places.Place.parse(name)
 
     # ------------------------------------------------------------------------------------------
 
@@ -287,18 +329,19 @@ class Hooks:
 class _ObservedLock:
     """An RLock that says who waits for it and who holds it."""
 
-    def __init__(self, lock: Any, emit: Callable[[str], None]) -> None:
+    def __init__(self, lock: Any, name: str, emit: Callable[..., None]) -> None:
         self._lock = lock
+        self._name = name
         self._emit = emit
         self._depth = 0
 
     def acquire(self, *args: Any, **kwargs: Any) -> bool:
-        self._emit("lock.wait")
+        self._emit("lock.wait", what=self._name)
         taken: bool = self._lock.acquire(*args, **kwargs)
         if taken:
             self._depth += 1  # only the owner comes here
             if self._depth == 1:
-                self._emit("lock.held")
+                self._emit("lock.held", what=self._name)
         return taken
 
     def release(self) -> None:
@@ -306,7 +349,7 @@ class _ObservedLock:
         outermost = self._depth == 0
         self._lock.release()
         if outermost:
-            self._emit("lock.released")
+            self._emit("lock.released", what=self._name)
 
     def __enter__(self) -> bool:
         return self.acquire()

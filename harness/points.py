@@ -1,8 +1,17 @@
-"""The names of the points at which the harness looks or waits, and the event that one sends."""
+"""The names of the points at which the harness looks or waits, and the event that one sends.
+
+Three kinds: the points of :data:`POINTS` are always installed; those of :data:`PLACES` when a
+schedule or a listener asks for them by name; and any other line of Python can be named as a
+place (:mod:`harness.places`), ``torch._dynamo.eval_frame:innermost_fn@entry``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from harness.places import is_place
 
 # name -> what it means. `schedule` scripts and reports use these names and no others.
 POINTS: dict[str, str] = {
@@ -27,6 +36,140 @@ POINTS: dict[str, str] = {
     "lock.released": "a thread has given dynamo's compile_lock back",
 }
 
+_AOT = "torch._functorch._aot_autograd"
+_BACKWARD = f"{_AOT}.runtime_wrappers:_AutogradBackwardCompiler.get_or_compile"
+_BACKWARD_BEFORE_2_13 = (
+    f"{_AOT}.runtime_wrappers:AOTDispatchAutograd.post_compile.CompiledFunction._backward_impl"
+)
+
+# name -> (what it means, where it is: the first place that this torch has).
+PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "wrapper.make": (
+        "torch.compile is about to look for the function to wrap",
+        ("torch._dynamo.eval_frame:innermost_fn@entry",),
+    ),
+    "dynamo.begin": (
+        "dynamo begins to compile a frame",
+        ("torch._dynamo.convert_frame:_compile@entry",),
+    ),
+    "dynamo.end": (
+        "dynamo has compiled a frame, or failed to",
+        ("torch._dynamo.convert_frame:_compile@exit",),
+    ),
+    "aot.begin": (
+        "AOTAutograd begins with a graph",
+        ("torch._functorch.aot_autograd:aot_module_simplified@entry",),
+    ),
+    "aot.end": (
+        "AOTAutograd has ended",
+        ("torch._functorch.aot_autograd:aot_module_simplified@exit",),
+    ),
+    "inductor.begin": (
+        "Inductor begins with a graph",
+        ("torch._inductor.compile_fx:compile_fx_inner@entry",),
+    ),
+    "inductor.end": (
+        "Inductor has ended",
+        ("torch._inductor.compile_fx:compile_fx_inner@exit",),
+    ),
+    "backward.begin": (
+        "the backward of a compiled function is about to run",
+        (f"{_BACKWARD}@entry", f"{_BACKWARD_BEFORE_2_13}@entry"),
+    ),
+    "backward.first": (
+        "it has no compiled backward yet and is about to compile it",
+        (
+            f"{_BACKWARD}@line:/^self._prepare_lazy_backward_context\\(/",
+            f"{_BACKWARD_BEFORE_2_13}@line:/^assert lazy_backward_info is not None/",
+        ),
+    ),
+    "cache.lookup": (
+        "AOTAutograd looks a graph up in its cache",
+        (f"{_AOT}.autograd_cache:AOTAutogradCache._lookup@entry",),
+    ),
+    "cache.store": (
+        "AOTAutograd stores a graph in its cache",
+        (f"{_AOT}.autograd_cache:AOTAutogradCache.save@entry",),
+    ),
+    "inductor-cache.lookup": (
+        "Inductor looks a graph up in its cache",
+        ("torch._inductor.codecache:FxGraphCache._lookup_graph@entry",),
+    ),
+    "inductor-cache.store": (
+        "Inductor stores a graph in its cache",
+        ("torch._inductor.codecache:FxGraphCache._save_graph@entry",),
+    ),
+    "config.write": (
+        "a compile option is about to be written",
+        ("torch.utils._config_module:ConfigModule.__setattr__@entry",),
+    ),
+    "meta.preserve": (
+        "torch.fx.traceback is about to save and keep node metadata",
+        ("torch.fx.traceback:preserve_node_meta@entry",),
+    ),
+    "meta.restored": (
+        "torch.fx.traceback has put its metadata back",
+        ("torch.fx.traceback:preserve_node_meta@exit",),
+    ),
+    "meta.node": (
+        "the metadata is about to become a node's",
+        ("torch.fx.traceback:set_current_meta@entry",),
+    ),
+    "patch.install": (
+        "the prior patcher has been read, the new one is about to be written",
+        ("torch.fx._symbolic_trace:_new_patcher@line:/^CURRENT_PATCHER = _Patcher\\(\\)/",),
+    ),
+    "patch.revert": (
+        "the patches of nn.Module are about to be taken back",
+        (
+            "torch.fx._symbolic_trace:_new_patcher"
+            "@line:/^CURRENT_PATCHER.revert_all_patches\\(\\)/",
+        ),
+    ),
+    "patch.left": (
+        "the prior patcher is back",
+        ("torch.fx._symbolic_trace:_new_patcher@exit",),
+    ),
+    "triton.compile": (
+        "Triton is about to compile a kernel",
+        ("triton.compiler.compiler:compile@entry",),
+    ),
+    "triton.compiled": (
+        "Triton has compiled a kernel",
+        ("triton.compiler.compiler:compile@exit",),
+    ),
+    "triton.autotune": (
+        "a Triton autotuner is about to run its kernel, and to tune it when it is new",
+        ("triton.runtime.autotuner:Autotuner.run@entry",),
+    ),
+    "triton.autotuned": (
+        "the autotuner has ended",
+        ("triton.runtime.autotuner:Autotuner.run@exit",),
+    ),
+}
+
+
+def is_point(text: str) -> bool:
+    """Whether ``text`` is the name of a point or the text form of a place."""
+    return text in POINTS or text in PLACES or is_place(text)
+
+
+def to_install(wanted: Iterable[str]) -> list[str]:
+    """Those of the wanted points that are not always installed; ``patch.*`` means all of these.
+
+    Raises:
+        ValueError: a name or pattern that no point has.
+    """
+    names: dict[str, None] = {}
+    for want in wanted:
+        if is_place(want):
+            names[want] = None
+            continue
+        if not (found := [name for name in (*POINTS, *PLACES) if fnmatchcase(name, want)]):
+            raise ValueError(f"no point is called {want!r}")
+        names |= {name: None for name in found if name in PLACES}
+    return list(names)
+
 
 @dataclass(frozen=True)
 class Event:
@@ -37,9 +180,13 @@ class Event:
         thread: the thread's name.
         step: the crew member's work step, or None outside a crew.
         error: the exception that is passing the point, if one is.
+        depth: with ``trace.*``, how many traces the thread is inside, this one included.
+        what: with ``lock.*``, the lock's name.
     """
 
     point: str
     thread: str
     step: int | None = None
     error: BaseException | None = None
+    depth: int = 0
+    what: str = ""

@@ -18,12 +18,13 @@ Not covered yet: search over schedules, recording and replay of free runs.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from harness.points import POINTS, Event
+from harness.points import Event, is_point
 
 
 class ScriptError(ValueError):
@@ -50,11 +51,12 @@ class Step:
     @classmethod
     def parse(cls, text: str) -> Step:
         """Reads the form that :meth:`__str__` writes."""
-        words = text.split()
-        if len(words) < 2:
+        # A place's regular expression may contain blanks.
+        match = re.fullmatch(r"\s*(\S+)\s+(\S+@line:/.*/(?=\s|$)|\S+)((?:\s+\S+)*)\s*", text)
+        if match is None:
             raise ScriptError(f"script line {text!r}: expected 'THREAD POINT [step=N] [nth=N]'")
-        role, point, *options = words
-        if point not in POINTS:
+        role, point, options = match[1], match[2], match[3].split()
+        if not is_point(point):
             raise ScriptError(f"script line {text!r}: no point is called {point!r}")
         values: dict[str, int] = {}
         for option in options:

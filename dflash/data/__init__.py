@@ -5,10 +5,11 @@ deterministic: equal files, settings and seed give equal packets in every proces
 streaming (all tokens are held in memory, 5 bytes each) and rows shared between nodes.
 """
 
+from dflash.data.errors import DataError
 from dflash.data.packing import PackCounts, PackedRows, Row, pack_documents
 from dflash.data.render import Document, Supervise, render_sample
 from dflash.data.rows import DataReport, RowSet, build_rows
-from dflash.data.sources import BadLine, DataError, Format, Sample, data_files, read_samples
+from dflash.data.sources import BadLine, Format, Sample, data_files, read_samples
 
 __all__ = [
     "BadLine",

@@ -18,7 +18,8 @@ import torch
 from jinja2 import TemplateError
 from torch import Tensor
 
-from dflash.data.sources import BadLine, DataError, Message, Sample
+from dflash.data.errors import DataError
+from dflash.data.sources import BadLine, Message, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,7 +47,8 @@ def render_sample(
 ) -> Document | BadLine:
     """Token ids and loss mask of one sample; a BadLine if the chat template refuses it.
 
-    Text: all tokens are supervised, and one EOS follows if the tokenizer has one. Conversation:
+    Token ids: all after the prompt are supervised. Text: all tokens are supervised, and one EOS
+    follows if the tokenizer has one. Conversation:
     supervise "assistant" = every run of assistant messages, from the first token after the
     generation prompt to the end token of the turn; "last_turn" = the last such run (with
     generation markers: the last marked stretch); "all" = every token. An assistant message that
@@ -55,6 +57,13 @@ def render_sample(
     Raises DataError if the tokenizer has no chat template for a conversation, has no offsets
     while they are needed, or its template does not let the assistant turns be found.
     """
+    if sample.token_ids is not None:
+        beyond = [token for token in sample.token_ids if token >= len(tokenizer)]
+        if beyond:
+            said = f"token {beyond[0]} is none of the tokenizer's {len(tokenizer)}"
+            return BadLine(sample.where, f"{said}; the record is of another model")
+        size, prompt = len(sample.token_ids), sample.prompt_length
+        return _document(sample.token_ids, [place >= prompt for place in range(size)], sample.where)
     if sample.text is not None:
         ids = tokenizer(sample.text, verbose=False)["input_ids"]
         eos = tokenizer.eos_token_id

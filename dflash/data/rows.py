@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from dflash.config import DataSettings
+from dflash.data.errors import DataError
 from dflash.data.packing import PackCounts, Row, pack_documents
 from dflash.data.render import Document, render_sample
-from dflash.data.sources import BadLine, DataError, read_samples
+from dflash.data.sources import BadLine, read_samples
 from dflash.seeds import stable_seed
 
 if TYPE_CHECKING:

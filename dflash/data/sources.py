@@ -1,8 +1,9 @@
 """Sources: files and folders as a stream of samples, in a fixed order.
 
-Covers JSON lines (chat or text), plain text (one document per file) and folders of them. A file
-kind is one row of `READERS`, a record shape one row of `SHAPES`. What cannot be used comes out as
-a `BadLine` in its place, so that whoever reads the stream decides whether it is fatal. Not covered:
+Covers JSON lines (chat, text or token ids), plain text (one document per file), folders of them,
+and names such as ``stdlib:train``. A file kind is one row of `READERS`, a record shape one row of
+`SHAPES`. What cannot be used comes out as a `BadLine` in its place, so that whoever reads the
+stream decides whether it is fatal. Not covered:
 tool definitions beside a conversation, contents that are not text, compressed files.
 """
 
@@ -11,17 +12,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from dflash.data.errors import DataError
+from dflash.data.stdlib import stdlib_sources
+
 Format = Literal["auto", "chat", "text"]
 Message = dict[str, Any]  # "role" and "content" (str), and what else the chat template may know
-
-
-class DataError(ValueError):
-    """The data cannot be used; one line says where, what and what to do."""
 
 
 _HALF_PAIR = re.compile(r"[\ud800-\udfff]")  # JSON can escape what UTF-8 cannot hold
@@ -29,18 +29,20 @@ _HALF_PAIR = re.compile(r"[\ud800-\udfff]")  # JSON can escape what UTF-8 cannot
 
 @dataclass(frozen=True)
 class Sample:
-    """One document before tokenisation: a text or a conversation.
+    """One document: a text, a conversation, or token ids of which the first are a prompt.
 
-    where: "file:line", for messages to people.
+    where: "file:line", for messages to people. prompt_length: tokens that are not learnt.
     """
 
     where: str
     text: str | None = None
     messages: tuple[Message, ...] | None = None
+    token_ids: tuple[int, ...] | None = None
+    prompt_length: int = 0
 
     def __post_init__(self) -> None:
-        if (self.text is None) == (self.messages is None):
-            raise ValueError(f"{self.where}: a sample is either a text or messages")
+        if sum(form is not None for form in (self.text, self.messages, self.token_ids)) != 1:
+            raise ValueError(f"{self.where}: a sample is a text, messages or token ids")
 
 
 @dataclass(frozen=True)
@@ -98,20 +100,10 @@ def _named(paths: Sequence[str | Path]) -> Iterator[str | Path]:
             yield path
 
 
-def _stdlib(which: str) -> Callable[[], tuple[Path, ...]]:
-    def files() -> tuple[Path, ...]:
-        from dflash.target.stdlib import stdlib_sources
-
-        sources = stdlib_sources()
-        return sources.train if which == "train" else sources.held_out
-
-    return files
-
-
-# Text that every machine has: the running Python's own library, split in two for good.
+# Names that may stand where a path does.
 NAMED_SOURCES: dict[str, Callable[[], tuple[Path, ...]]] = {
-    "stdlib:train": _stdlib("train"),
-    "stdlib:held_out": _stdlib("held_out"),
+    "stdlib:train": lambda: stdlib_sources().train,
+    "stdlib:held_out": lambda: stdlib_sources().held_out,
 }
 
 
@@ -185,27 +177,38 @@ READERS = (  # the first that fits
 
 def _sample(where: str, line: str, format: Format) -> Sample:
     record = json.loads(line)
-    shapes = [shape for shape in SHAPES if format in ("auto", shape.kind)]
+    shapes = [shape for shape in SHAPES if format in ("auto", shape.kind) or not shape.kind]
     if not isinstance(record, dict):
         raise ValueError("not a JSON object")
     shape = next((shape for shape in shapes if shape.key in record), None)
     if shape is None:
         keys = " or ".join(repr(shape.key) for shape in shapes)
         raise ValueError(f"no {keys} in the record")
-    sample = shape.make(where, record[shape.key])
+    sample = shape.make(where, record)
     texts = [sample.text or "", *(message["content"] for message in sample.messages or ())]
     if any(map(_HALF_PAIR.search, texts)):
         raise ValueError("holds half a surrogate pair, which is no character")
     return sample
 
 
-def _text(where: str, value: Any) -> Sample:
+def _text(where: str, record: Mapping[str, Any]) -> Sample:
+    value = record["text"]
     if not isinstance(value, str):
         raise ValueError("'text' is not a string")
     return Sample(where, text=value)
 
 
-def _conversation(where: str, value: Any) -> Sample:
+def _tokens(where: str, record: Mapping[str, Any]) -> Sample:
+    ids, prompt = record["input_ids"], record.get("prompt_length", 0)
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise ValueError("'input_ids' is not a list of token ids")
+    if type(prompt) is not int or not 0 <= prompt <= len(ids):
+        raise ValueError(f"'prompt_length' is not a number from 0 to {len(ids)}")
+    return Sample(where, token_ids=tuple(ids), prompt_length=prompt)
+
+
+def _conversation(where: str, record: Mapping[str, Any]) -> Sample:
+    value = record["messages"] if "messages" in record else record["conversations"]
     if not isinstance(value, list) or not value:
         raise ValueError("the conversation is not a list of messages")
     return Sample(where, messages=tuple(_message(n, turn) for n, turn in enumerate(value, 1)))
@@ -238,15 +241,16 @@ ROLES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A kind of JSON record: the key that tells it and what is made of the key's value."""
+    """A kind of JSON record: the key that tells it, the formats that take it (None: all)."""
 
     key: str
-    kind: Literal["chat", "text"]
-    make: Callable[[str, Any], Sample]  # raises ValueError: what is wrong
+    kind: Literal["chat", "text"] | None
+    make: Callable[[str, Mapping[str, Any]], Sample]  # raises ValueError: what is wrong
 
 
 SHAPES = (  # the first whose key is there
     Shape("messages", "chat", _conversation),  # [{"role", "content"}, ...]
     Shape("conversations", "chat", _conversation),  # [{"from", "value"}, ...]
     Shape("text", "text", _text),
+    Shape("input_ids", None, _tokens),  # and "prompt_length": what `dflash regenerate` writes
 )

@@ -83,7 +83,7 @@ def main(arguments: list[str]) -> None:
     """Prints the bits per byte of a saved model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from dflash.target.stdlib import stdlib_sources
+    from dflash.data.stdlib import stdlib_sources
 
     folder, *names = arguments
     files = [Path(name) for name in names] or list(stdlib_sources().held_out)

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from dflash.data.stdlib import Sources, stdlib_sources
 from dflash.target.bits import bits_per_byte
 from dflash.target.byte_tokenizer import (
     EMBEDDING_ROWS,
@@ -29,7 +30,6 @@ from dflash.target.byte_tokenizer import (
     save_byte_tokenizer,
 )
 from dflash.target.errors import TargetError
-from dflash.target.stdlib import Sources, stdlib_sources
 from dflash.target.tiny_card import write_card
 
 MAX_TOKENS = 4096

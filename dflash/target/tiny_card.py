@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dflash.target.stdlib import Sources
+from dflash.data.stdlib import Sources
 
 HELD_OUT_LIST = "held-out.txt"
 

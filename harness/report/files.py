@@ -1,7 +1,12 @@
-"""The report's files: ``report.json`` for the run, one JSON file with the whole record per case."""
+"""The report's files, below the folder of ``--race-report``.
+
+``report.json`` has the run and its rows, ``index.html`` is the page made from it, and ``cases/``
+has per case ``NAME.json``, the whole record, and ``NAME.trace.json``, its timeline as trace events.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -10,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.report.row import Row
+from harness.report.trace_events import trace_events
 
 SCHEMA = 1
 
@@ -17,26 +23,55 @@ SCHEMA = 1
 def clear(folder: Path) -> None:
     """Removes what an earlier run left, so that no stale case is taken for one of this run."""
     shutil.rmtree(folder / "cases", ignore_errors=True)
-    (folder / "report.json").unlink(missing_ok=True)
+    for name in ("report.json", "index.html"):
+        (folder / name).unlink(missing_ok=True)
 
 
-def write_case(folder: Path, name: str, record: Mapping[str, Any], row: Row) -> Path:
-    """Writes ``cases/NAME.json``; the name is made safe for file systems."""
-    safe = "".join(c if c.isalnum() or c in "-_.[]" else "_" for c in name)[:120]
-    path = folder / "cases" / f"{safe}.json"
-    _write(path, {"schema": SCHEMA, "row": row.as_dict(), "record": record})
-    return path
+def write_case(folder: Path, name: str, record: Mapping[str, Any], row: Row) -> Row:
+    """Writes ``cases/NAME.json`` and ``cases/NAME.trace.json``; returns the row with its file.
+
+    The name is made safe for file systems, and for a second case of that name, a new one.
+    """
+    safe = "".join(c if c.isalnum() or c in "-_.[]" else "_" for c in name)
+    path = _claim(folder / "cases", safe)
+    row = Row.from_dict(row.as_dict() | {"file": path.name})
+    write_json(path, {"schema": SCHEMA, "row": row.as_dict(), "record": record})
+    write_json(trace_path(path), trace_events(record, row.case), indent=None)
+    return row
+
+
+def trace_path(case: Path) -> Path:
+    """``NAME.trace.json`` beside ``NAME.json``."""
+    return case.with_name(case.name.removesuffix(".json") + ".trace.json")
+
+
+def _claim(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        path = folder / f"{name[:120]}{f'-{number}' if number > 1 else ''}.json"
+        try:
+            path.touch(exist_ok=False)
+        except FileExistsError:  # another test of this name, perhaps of another xdist worker
+            continue
+        return path
+    raise AssertionError("unreachable")
 
 
 def write_report(folder: Path, rows: Sequence[Row], facts: Mapping[str, Any]) -> Path:
     """Writes ``report.json``: facts of the run, and its rows without their records."""
     path = folder / "report.json"
-    _write(path, {"schema": SCHEMA, **facts, "cases": [row.as_dict() for row in rows]})
+    write_json(path, {"schema": SCHEMA, **facts, "cases": [row.as_dict() for row in rows]})
     return path
 
 
-def _write(path: Path, data: Mapping[str, Any]) -> None:
+def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 1) -> None:
+    """Writes it whole or not at all."""
+    write_text(path, json.dumps(data, indent=indent) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes it whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
-    partial.write_text(json.dumps(data, indent=1) + "\n")
+    partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -30,6 +30,10 @@ class Row:
         seconds: of the whole case.
         findings: all of them.
         known: owner and report of the baseline entry that excuses it.
+        torch: version that ran; empty when the process did not come to say it.
+        test: ``FILE:LINE`` of the call in the test, the file relative to pytest's root.
+        replay: the command that runs it again.
+        file: name of its file in ``cases/``; empty without ``--race-report``.
     """
 
     case: str
@@ -45,6 +49,10 @@ class Row:
     seconds: float = 0.0
     findings: tuple[str, ...] = ()
     known: str = ""
+    torch: str = ""
+    test: str = ""
+    replay: str = ""
+    file: str = ""
 
     @property
     def met(self) -> bool:
@@ -61,8 +69,10 @@ class Row:
         return cls(**{**data, "unmet": tuple(data["unmet"]), "findings": tuple(data["findings"])})
 
 
-def make_row(case: str, kind: str, record: Record, expect: Expectation) -> Row:
-    """Judges a record."""
+def make_row(
+    case: str, kind: str, record: Record, expect: Expectation, *, test: str = "", replay: str = ""
+) -> Row:
+    """Judges a record; ``test`` and ``replay`` say where it stands and how it is run again."""
     outcomes = record.get("outcomes", ())
     frame, holder = _failure(record)
     return Row(
@@ -78,7 +88,23 @@ def make_row(case: str, kind: str, record: Record, expect: Expectation) -> Row:
         exposures={kind: exposures(record, kind) for kind in DANGERS},
         seconds=record.get("process", {}).get("seconds", record.get("seconds", 0.0)),
         findings=tuple(str(finding) for finding in findings(record)),
+        torch=str(record.get("torch", "")),
+        test=test,
+        replay=str(record.get("replay") or replay),
     )
+
+
+def grouped(rows: Iterable[Row]) -> list[list[Row]]:
+    """The repeats of each case together, in the order of their first."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.case, []).append(row)
+    return list(groups.values())
+
+
+def worst(group: Sequence[Row]) -> Row:
+    """The repeat that stands for all: the first that was not what it had to be, else the first."""
+    return next((row for row in group if not row.met), group[0])
 
 
 def _failure(record: Record) -> tuple[str, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from harness.report.row import DANGERS, Row
+from harness.report.row import DANGERS, Row, grouped, worst
 
 WIDE = 172  # columns in which no cell has to be folded
 NARROW = 120  # in fewer, the details would leave the names no room
@@ -28,7 +28,7 @@ def render(rows: Sequence[Row], *, width: int, color: bool) -> str:
         table.add_column(name, no_wrap=width >= WIDE, overflow="fold", justify=justify)
     for name in NUMBERS if width >= NARROW else ():
         table.add_column(name, no_wrap=True, justify="right", min_width=len(name))
-    for group in _by_case(sorted(rows, key=lambda row: (row.kind, row.case))):
+    for group in grouped(sorted(rows, key=lambda row: (row.kind, row.case))):
         table.add_row(*_cells(group)[: len(table.columns)])
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=color, no_color=not color, emoji=False)
@@ -53,28 +53,21 @@ def summary(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _by_case(rows: Iterable[Row]) -> list[list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.case, []).append(row)
-    return list(groups.values())
-
-
 def _cells(group: Sequence[Row]) -> list[str]:
-    worst = next((row for row in group if not row.met), group[0])
-    met = sum(row.met for row in group)
+    row = worst(group)
+    met = sum(run.met for run in group)
     if len(group) > 1:
         verdict = f"{met}/{len(group)}"
     else:
-        verdict = "yes" if worst.met else ("known" if worst.known else "NO")
-    color = "green" if met == len(group) else ("yellow" if worst.known else "red")
+        verdict = "yes" if row.met else ("known" if row.known else "NO")
+    color = "green" if met == len(group) else ("yellow" if row.known else "red")
     return [
-        escape(worst.case),
-        f"{worst.completed}/{worst.threads}",
-        worst.verdict,
+        escape(row.case),
+        f"{row.completed}/{row.threads}",
+        row.verdict,
         f"[{color}]{verdict}[/{color}]",
-        escape(worst.frame.rpartition("/")[2]),
-        escape(worst.holder),
-        *(str(worst.exposures.get(kind, 0)) for kind in DANGERS),
-        f"{sum(row.seconds for row in group) / len(group):.1f}",
+        escape(row.frame.rpartition("/")[2]),
+        escape(row.holder),
+        *(str(row.exposures.get(kind, 0)) for kind in DANGERS),
+        f"{sum(run.seconds for run in group) / len(group):.1f}",
     ]

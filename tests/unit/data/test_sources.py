@@ -78,7 +78,7 @@ def test_paths_keep_the_order_of_the_recipe(tmp_path):
     [
         ('{"text": ', "not JSON (Expecting value at column"),
         ("[1]", "not a JSON object"),
-        ('{"txt": "a"}', "no 'messages' or 'conversations' or 'text' in the record"),
+        ('{"txt": "a"}', "no 'messages' or 'conversations' or 'text' or 'input_ids' in the record"),
         ('{"text": 3}', "'text' is not a string"),
         ('{"messages": []}', "the conversation is not a list of messages"),
         ('{"messages": "hi"}', "the conversation is not a list of messages"),

@@ -8,10 +8,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from dflash.data.errors import DataError
+from dflash.data.stdlib import is_held_out, stdlib_sources
 from dflash.target.bits import bits_per_byte
 from dflash.target.byte_tokenizer import END_OF_TEXT_ID, byte_tokenizer, save_byte_tokenizer
 from dflash.target.errors import TargetError
-from dflash.target.stdlib import is_held_out, stdlib_sources
 from dflash.target.tiny import TinySettings, make_tiny_target
 from dflash.target.tiny_card import HELD_OUT_LIST
 
@@ -113,7 +114,7 @@ def test_about_three_percent_is_held_out():
 
 def test_a_tree_without_held_out_files_is_refused(tmp_path):
     (tmp_path / "a.py").write_text("x = 1\n")
-    with pytest.raises(TargetError, match="held-out Python files"):
+    with pytest.raises(DataError, match="held-out Python files"):
         stdlib_sources(tmp_path)
 
 

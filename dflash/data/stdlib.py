@@ -1,4 +1,4 @@
-"""The text of the tiny target: the running Python's standard library, split in two for good.
+"""Text that every machine has: the running Python's standard library, split in two for good.
 
 A file is held out if a hash of its path says so, whatever else is installed and in whatever order
 the files are found: nobody who asks for the training files can meet a held-out one by accident.
@@ -11,7 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from dflash.target.errors import TargetError
+from dflash.data.errors import DataError
 
 HELD_OUT_SHARE = 0.03
 # Other people's packages; and one generated module of documentation, 0.7 MB of prose in a string.
@@ -30,7 +30,7 @@ class Sources:
 def stdlib_sources(root: str | Path | None = None) -> Sources:
     """The ``*.py`` files below ``root`` (None: this Python's standard library) that are UTF-8.
 
-    Raises TargetError where a list would be empty.
+    Raises DataError where a list would be empty.
     """
     folder = Path(root or sysconfig.get_path("stdlib"))
     train: list[Path] = []
@@ -40,7 +40,7 @@ def stdlib_sources(root: str | Path | None = None) -> Sources:
         if _LEFT_OUT.isdisjoint(relative.parts) and _is_utf8(path):
             (held_out if is_held_out(relative.as_posix()) else train).append(path)
     if not train or not held_out:
-        raise TargetError(
+        raise DataError(
             f"{folder}: {len(train)} training and {len(held_out)} held-out Python files: name a "
             f"folder with more sources"
         )
