@@ -121,10 +121,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "patch.revert": (
         "the patches of nn.Module are about to be taken back",
-        (
-            "torch.fx._symbolic_trace:_new_patcher"
-            "@line:/^CURRENT_PATCHER.revert_all_patches\\(\\)/",
-        ),
+        ("torch.fx._symbolic_trace:_new_patcher@line:/^CURRENT_PATCHER.revert_all_patches\\(\\)/",),
     ),
     "patch.left": (
         "the prior patcher is back",
