@@ -29,11 +29,13 @@ def test_each_record_shape_becomes_a_sample(tmp_path):
         "",
         {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]},
         {"text": "a\nb", "id": 7},
+        {"input_ids": [1, 2, 3], "prompt_length": 1},
     )
     assert read(path) == [
         Sample(f"{path}:1", messages=tuple(CHAT)),
         Sample(f"{path}:3", messages=tuple(CHAT)),
         Sample(f"{path}:4", text="a\nb"),
+        Sample(f"{path}:5", token_ids=(1, 2, 3), prompt_length=1),
     ]
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +15,23 @@ import torch._dynamo
 import torch.fx._symbolic_trace as st
 import torch.fx.traceback as fx_traceback
 from torch.fx.experimental import proxy_tensor
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import probes
 from harness.hooks import Hooks
 from harness.isolate import Isolation
 from harness.points import Event
-from harness.probes import CATALOGUE, UNKNOWN, Probe, audit, read, rest_values, run_canaries
+from harness.probes import (
+    CATALOGUE,
+    UNKNOWN,
+    Probe,
+    audit,
+    by_name,
+    read,
+    rest_values,
+    run_canaries,
+)
 from harness.watch import Watch
 
 # -- the states, set by hand in a process of their own -------------------------------------------
@@ -49,8 +62,14 @@ def _patch_getattr() -> None:
     torch.nn.Module.__getattr__ = _look_alike(torch.nn.Module.__getattr__)
 
 
-def _config() -> None:
-    torch._dynamo.config.recompile_limit = 1000
+def _config(module: str, name: str) -> Callable[[], object]:
+    """A setting, changed in the thread that calls."""
+
+    def change() -> None:
+        settings = importlib.import_module(module)
+        setattr(settings, name, _other(getattr(settings, name)))
+
+    return change
 
 
 def _eager_flex() -> None:
@@ -59,32 +78,177 @@ def _eager_flex() -> None:
     flex._WARNINGS_SHOWN.add("flex_attention called without torch.compile()")
 
 
+def _hold_compile_lock() -> None:
+    from torch._dynamo import convert_frame
+
+    convert_frame.compile_lock.acquire()
+
+
+def _metrics() -> None:
+    from torch._dynamo import utils
+
+    utils.get_metrics_context().__enter__()
+
+
+def _tracing_context() -> None:
+    from torch._guards import TracingContext, tracing
+
+    KEPT.append(tracing(TracingContext(None)))
+    KEPT[-1].__enter__()
+
+
+def _pending() -> None:
+    from torch._dynamo.callback import callback_handler
+
+    callback_handler._CompilationCallbackHandler__pending_callbacks_counter = 1
+
+
+def _lowering() -> None:
+    from torch._inductor.virtualized import V
+
+    KEPT.append(V.set_graph_handler(object()))
+    KEPT[-1].__enter__()
+
+
+def _compile_flex() -> None:
+    from torch.nn.attention import flex_attention as flex
+
+    q = torch.ones(1, 1, 16, 16)
+    torch.compile(flex.flex_attention, backend="eager")(q, q, q)
+
+
+def _mode(kind: type) -> Callable[[], object]:
+    def enter() -> None:
+        KEPT.append(kind())
+        KEPT[-1].__enter__()
+
+    return enter
+
+
+def _thread_local(module: str, holder: str, name: str) -> Callable[[], object]:
+    return lambda: setattr(getattr(importlib.import_module(module), holder), name, True)
+
+
+def _stash(name: str) -> Callable[[], object]:
+    return lambda: os.environ.update({name: "/elsewhere"})
+
+
+def _hold_capture_lock() -> None:
+    from torch._inductor import cudagraph_trees
+
+    cudagraph_trees.graph_capture_lock.acquire()
+
+
+def _functorch_level() -> None:
+    torch._C._functorch._vmap_increment_nesting(2, "error")
+
+
+C_FLAGS = torch._C._dynamo.eval_frame
+KEPT: list[Any] = []  # what must not be finalised, or it would put its state back
+
+# States with a reader of their own. All others are an attribute, which `_set_attribute` changes.
 DIRT: dict[str, Callable[[], object]] = {
     "fx-tracing-flag": _fx_flag,
     "fx-patcher": lambda: setattr(st, "CURRENT_PATCHER", st._Patcher()),
     "module-call": _patch_call,
     "module-getattr": _patch_getattr,
-    "is-compiling": lambda: setattr(torch.compiler, "_is_compiling_flag", True),
-    "is-exporting": lambda: setattr(torch.compiler, "_is_exporting_flag", True),
     "stance": lambda: torch.compiler.set_stance("eager_on_recompile"),
     "traceback-meta": lambda: fx_traceback.current_meta.update(custom={}),
-    "traceback-preserve": lambda: setattr(fx_traceback, "should_preserve_node_meta", True),
     "make-fx-tracer": lambda: setattr(proxy_tensor, "_CURRENT_MAKE_FX_TRACER", object()),
-    "region-id": lambda: torch._C._dynamo.eval_frame.set_eval_frame_isolate_recompiles_id(7),
-    "dynamo-config": _config,
+    "original-aten": lambda: proxy_tensor.ORIGINAL_ATEN.set(object()),
+    "region-id": lambda: C_FLAGS.set_eval_frame_isolate_recompiles_id(7),
+    "skip-guards": lambda: C_FLAGS.set_skip_guard_eval_unsafe(True),
+    "fullgraph-frames": lambda: C_FLAGS.set_fullgraph_compiled_frame_count(0),
+    "fullgraph-nested": lambda: C_FLAGS.set_fullgraph_error_on_nested_compile(True),
+    "compile-lock": _hold_compile_lock,
+    "pending-callbacks": _pending,
+    "metrics-context": _metrics,
+    "tracing-context": _tracing_context,
+    "hop-compile": _thread_local(
+        "torch._higher_order_ops.utils", "_hop_compile_tls", "in_hop_compile"
+    ),
+    "dynamo-config": _config("torch._dynamo.config", "recompile_limit"),
+    "inductor-config": _config("torch._inductor.config", "fx_graph_cache"),
+    "functorch-config": _config("torch._functorch.config", "donated_buffer"),
+    "fake-override": _thread_local(
+        "torch._subclasses.fake_tensor", "fake_tensor_tls", "allow_non_fake_inputs_override"
+    ),
+    "functorch-stack": _functorch_level,
+    "dispatch-stack": _mode(TorchDispatchMode),
+    "function-stack": _mode(BaseTorchFunctionMode),
+    "grad-mode": lambda: torch.set_grad_enabled(False),
+    "default-device": lambda: torch.set_default_device("meta"),
     "eager-flex-warning": _eager_flex,
+    "flex-cache": _compile_flex,
+    "inductor-graph": _lowering,
+    "cudagraph-trees": _thread_local(
+        "torch._inductor.cudagraph_trees", "local", "tree_manager_containers"
+    ),
+    "cudagraph-capture": _hold_capture_lock,
+    "triton-cache-dir": _stash("TRITON_CACHE_DIR"),
+    "inductor-cache-dir": _stash("TORCHINDUCTOR_CACHE_DIR"),
+    "dynamo-counters": lambda: torch._dynamo.utils.counters["frames"].update(total=1),
+}
+# What comes with a state, because torch keeps the same thing in two places.
+TOGETHER = {
+    "default-device": {"function-stack"},
+    "dispatch-stack": {"dispatch-mode", "dispatch-mode-outside", "dispatch-mode-compiled"},
 }
 
 
-def dirtied(*, name: str | None) -> dict[str, Any]:
-    """Runs in its own process: sets one state by hand and audits it from another thread."""
+def _other(value: Any) -> Any:
+    """Something of the same kind that is not equal."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return value + "?"
+    if isinstance(value, dict | list | set) or hasattr(value, "__len__"):
+        return [*value, "one more"]
+    if callable(value) and not hasattr(value, "__next__"):
+        return _look_alike(value)
+    return "something"
+
+
+def dirtied_in_turn() -> dict[str, Any]:
+    """Runs in its own process: changes one plain attribute after the other and puts it back."""
+    probes.load_all()
     rest = rest_values()
-    if name is not None:
+    found = {}
+    for probe in CATALOGUE:
+        if probe.name in DIRT or rest[probe.name] is UNKNOWN:
+            continue
+        owner: Any = importlib.import_module(probe.module)
+        *path, last = probe.where.removeprefix(f"{probe.module}.").split(".")
+        for name in path:
+            owner = getattr(owner, name)
+        old = getattr(owner, last)
+        setattr(owner, last, _other(old))
+        found[probe.name] = audit(rest)
+        setattr(owner, last, old)
+    return {
+        name: {key: [row["probe"] for row in rows if row[key] is wanted] for key, wanted in KEYS}
+        for name, rows in found.items()
+    }
+
+
+KEYS = (("changed", True), ("at_rest", False))
+
+
+def dirtied(*, name: str | None, load: bool = True) -> dict[str, Any]:
+    """Runs in its own process: sets one state by hand and audits it from another thread."""
+    if load:
+        probes.load_all()
+    rest = rest_values()
+    if name is not None and rest[name] is not UNKNOWN:
         DIRT[name]()
     found: dict[str, list[str]] = {}
 
     def look(where: str) -> None:
-        found[where] = [row["probe"] for row in audit(rest) if row["at_rest"] is False]
+        rows = audit(rest)
+        found[where] = [row["probe"] for row in rows if row["at_rest"] is False]
+        found[f"changed {where}"] = [row["probe"] for row in rows if row["changed"]]
 
     look("here")
     other = threading.Thread(target=look, args=("other thread",))
@@ -110,15 +274,28 @@ def canaries_after(*, damage: str) -> dict[str, str | None]:
     return run_canaries()
 
 
-@pytest.mark.parametrize("name", [probe.name for probe in CATALOGUE])
+@pytest.mark.parametrize("name", DIRT)
 def test_a_state_set_by_hand_is_reported_and_nothing_else_is(
     isolation: Isolation, name: str
 ) -> None:
     result = isolation.run(dirtied, {"name": name}, deadline=60)
     assert result.ended == "returned", result.error
     if name in result.value["unknown"]:
-        pytest.skip(f"torch {torch.__version__} has no {name}")
-    assert result.value["here"] == [name]
+        assert not by_name(name).promised(torch.__version__), "promised, and cannot be read"
+        pytest.skip(f"torch {torch.__version__} has no {name}: its row says so")
+    assert name in result.value["changed here"]
+    judged = set() if by_name(name).grows else {name}
+    assert set(result.value["here"]) == judged | TOGETHER.get(name, set())
+
+
+def test_every_other_state_is_reported_when_its_attribute_is_changed(isolation: Isolation) -> None:
+    result = isolation.run(dirtied_in_turn, deadline=100)
+    assert result.ended == "returned", result.error
+    here = {probe.name for probe in CATALOGUE if probe.promised(torch.__version__)}
+    assert here <= result.value.keys() | DIRT.keys()
+    for name, found in result.value.items():
+        assert found["changed"] == [name]
+        assert found["at_rest"] == ([] if by_name(name).grows else [name])
 
 
 def test_the_scope_of_a_probe_says_whether_another_thread_sees_it(isolation: Isolation) -> None:
@@ -129,15 +306,84 @@ def test_the_scope_of_a_probe_says_whether_another_thread_sees_it(isolation: Iso
     assert per_thread["other thread"] == []
 
 
-def test_every_row_has_its_negative_control() -> None:
-    assert DIRT.keys() == {probe.name for probe in CATALOGUE}
-    assert len(DIRT) == len(CATALOGUE)
+def test_names_are_unique_and_every_reader_of_its_own_has_its_dirt() -> None:
+    names = [probe.name for probe in CATALOGUE]
+    assert len(set(names)) == len(names)
+    assert DIRT.keys() <= set(names)
 
 
 def test_after_the_import_everything_is_at_rest_or_unknown(isolation: Isolation) -> None:
-    result = isolation.run(dirtied, {"name": None}, deadline=60)
-    assert result.value["here"] == result.value["other thread"] == []
-    assert len(result.value["unknown"]) < len(CATALOGUE) / 2
+    for load in (False, True):
+        result = isolation.run(dirtied, {"name": None, "load": load}, deadline=60)
+        assert result.value["here"] == result.value["other thread"] == []
+        assert not [
+            name for name in result.value["unknown"] if by_name(name).promised(torch.__version__)
+        ]
+
+
+def compiled_alone(*, load: bool) -> dict[str, Any]:
+    """Runs in its own process: one compile with a backward, from nothing loaded or everything."""
+    if load:
+        probes.load_all()
+    rest = rest_values()
+    x = torch.ones(3, requires_grad=True)
+    torch.compile(lambda x: (x * 2).sin().sum(), backend="aot_eager")(x).backward()
+    rows = audit(rest)
+    return {
+        "left": [row["probe"] for row in rows if row["at_rest"] is False],
+        "grown": [row["probe"] for row in rows if row["changed"] and row["grows"]],
+    }
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_a_plain_compile_leaves_everything_at_rest(isolation: Isolation, load: bool) -> None:
+    """A row that one thread alone cannot keep at rest would make every trial a finding."""
+    result = isolation.run(compiled_alone, {"load": load}, deadline=60)
+    assert result.ended == "returned", result.error
+    assert result.value["left"] == []
+    assert {"frame-counter", "op-count"} <= set(result.value["grown"])
+
+
+def test_a_probe_that_cannot_be_read_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    def gone() -> object:
+        raise TypeError("renamed next year")
+
+    promised = Probe("renamed", "somewhere", gone, probes.PROCESS, "-")
+    older = Probe("older", "somewhere", gone, probes.PROCESS, "-", versions="to 2.0")
+    for probe in (promised, promised, older):
+        assert read(probe) is UNKNOWN
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "probe renamed (somewhere) cannot be read" in line
+    assert "renamed next year" in line
+
+
+@pytest.mark.parametrize(
+    ("versions", "torch_version", "promised"),
+    [
+        ("all", "3.0.0", True),
+        ("2.13+", "2.9.1+cpu", False),
+        ("2.13+", "2.13.0", True),
+        ("2.13+", "2.14.1", True),
+        ("to 2.12", "2.12.9", True),
+        ("to 2.12", "2.13.0", False),
+    ],
+)
+def test_versions_are_compared_by_number(versions: str, torch_version: str, promised: bool) -> None:
+    probe = Probe("x", "x", lambda: None, probes.PROCESS, "-", versions=versions)
+    assert probe.promised(torch_version) is promised
+
+
+def test_a_module_that_nobody_loaded_is_not_loaded_by_looking() -> None:
+    probe = Probe(
+        "lazy", "never.here", lambda: 1 / 0, probes.PROCESS, "-", module="never.here", rest=0
+    )
+    assert read(probe) is probes.NOT_LOADED
+    rest = {"lazy": probes.NOT_LOADED}
+    assert probes.at_rest(probe, probes.NOT_LOADED, rest) is True
+    assert probes.at_rest(probe, 0, rest) is True  # loaded since, and at its declared rest
+    assert probes.at_rest(probe, 1, rest) is False
+    undeclared = Probe("lazy", "x", lambda: 1, probes.PROCESS, "-", module="x")
+    assert probes.at_rest(undeclared, 1, rest) is None
 
 
 def test_unknown_is_neither_at_rest_nor_a_finding() -> None:
