@@ -50,11 +50,9 @@ def probes(
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
 ) -> None:
     """Shows the compile state that threads share on the installed torch, and its value at rest."""
-    import torch._dynamo
-    import torch.nn.attention.flex_attention  # noqa: F401 (its state is among the probes)
+    from harness.probes import CATALOGUE, UNKNOWN, load_all, read, show
 
-    from harness.probes import CATALOGUE, UNKNOWN, read, show
-
+    load_all()
     values = {probe.name: read(probe) for probe in CATALOGUE}
     if as_json:
         rows = [
@@ -64,6 +62,8 @@ def probes(
                 "scope": probe.scope,
                 "value": None if values[probe.name] is UNKNOWN else show(values[probe.name]),
                 "known": values[probe.name] is not UNKNOWN,
+                "grows": probe.grows,
+                "versions": probe.versions,
                 "source": probe.source,
             }
             for probe in CATALOGUE
@@ -71,10 +71,11 @@ def probes(
         typer.echo(json.dumps({"torch": version("torch"), "probes": rows}, indent=1))
         return
     table = Table(box=None, pad_edge=False, title=f"torch {version('torch')}", title_justify="left")
-    for column in ("probe", "scope", "value at rest", "where", "see"):
-        table.add_column(column, overflow="fold")
+    for column in ("probe", "scope", "value at rest", "torch", "where", "see"):
+        table.add_column(column, overflow="fold", min_width=6)
     for probe in CATALOGUE:
-        table.add_row(probe.name, probe.scope, show(values[probe.name]), probe.where, probe.source)
+        rest = show(values[probe.name]) + (" (grows)" if probe.grows else "")
+        table.add_row(probe.name, probe.scope, rest, probe.versions, probe.where, probe.source)
     Console().print(table)
 
 
@@ -135,6 +136,60 @@ def canary(
     from harness import canary as module
 
     raise typer.Exit(module.main(json_path, config=config))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[list[str], typer.Argument(help="-- PROGRAM ARGUMENTS...")],
+    report: Annotated[Path, typer.Option(help="folder that a failure is written to")] = Path(
+        "harness-report"
+    ),
+    perturb: Annotated[
+        int | None, typer.Option(metavar="SEED", help="preempt threads at the hook points")
+    ] = None,
+    hooks: Annotated[
+        bool,
+        typer.Option("--hooks/--no-hooks", help="--no-hooks: dead threads and stuck state only"),
+    ] = True,
+    hang: Annotated[
+        float, typer.Option(metavar="SECONDS", help="end it after this long stuck in a compile")
+    ] = 0.0,
+    unfix: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="take a repair of torch out first")
+    ] = None,
+) -> None:
+    """Runs your own program, unedited, and writes a folder when its threads fail in a compile.
+
+    Its exit code is the program's; 1 if that is 0 and something was found.
+    """
+    from harness import run as module
+
+    request = module.Request(command, report, perturb, hooks, hang, unfix or ())
+    try:
+        code = module.run(request)
+    except module.RunError as error:
+        raise _bad_input(str(error)) from error
+    raise typer.Exit(code)
+
+
+@app.command()
+def explain(
+    folder: Annotated[Path, typer.Argument(help="left by a failure, of harness or dflash")],
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+) -> None:
+    """Says who died, of what, who held the state, and what to do; exit code 1 if anybody did."""
+    from harness import explain as module
+
+    console = Console()
+    try:
+        text, failed = module.show(
+            folder, as_json=as_json, width=console.width, color=console.is_terminal
+        )
+    except module.ExplainError as error:
+        raise _bad_input(str(error)) from error
+    typer.echo(text)
+    if failed:
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -124,7 +124,7 @@ class Watch:
         if self._others(self._in_trace, event.thread):
             self._exposures["fx-trace"][event.thread] += 1
         for probe in probes.CATALOGUE:  # the state that this call is about to meet
-            if probe.sampled and probe.scope == probes.PROCESS:
+            if probe.core:
                 value = probes.read(probe)
                 if probes.at_rest(probe, value, self.rest) is False:
                     self._at_entry[probe.name] += 1

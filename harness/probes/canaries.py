@@ -7,6 +7,7 @@ modules, and a ``torch.compile`` that captures nothing without a word.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 
 def cache_entries(function: Callable[..., Any]) -> int | None:
