@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from harness.capture import CapturedError, Frame, capture_error, stack_of
 
 if TYPE_CHECKING:
+    from harness.control import Control
     from harness.hooks import Hooks
     from harness.schedule import Script
 
@@ -140,7 +141,9 @@ class Crew:
         deadline: seconds for the whole run.
         name: common part of the threads' names.
         hooks: where work steps are announced (:class:`harness.hooks.Hooks`), or None.
-        script: told when a member has ended (:class:`harness.schedule.Script`), or None.
+        script: who conducts the members (:class:`harness.schedule.Script` or
+            :class:`harness.control.Control`): it is told who they are, and when each begins and
+            has ended. Or None.
 
     Raises:
         CrewError: for a size below 1, an unknown start pattern, a negative step, or a deadline
@@ -156,7 +159,7 @@ class Crew:
         deadline: float = 120.0,
         name: str = "drafter",
         hooks: Hooks | None = None,
-        script: Script | None = None,
+        script: Script | Control | None = None,
     ) -> None:
         if size < 1:
             raise CrewError(f"a crew needs at least 1 thread, not {size}")
@@ -214,6 +217,8 @@ class Crew:
             try:
                 if not may_start:
                     return
+                if self.script is not None:
+                    self.script.thread_started(member.name)
                 outcome.result = function(member)
                 outcome.state = COMPLETED
             except BaseException as error:
@@ -226,6 +231,8 @@ class Crew:
                 if self.script is not None:
                     self.script.thread_ended(member.name)
 
+        if self.script is not None:
+            self.script.begin(member.name for member, _ in work)
         for member, own in work:
             threads[member.name] = threading.Thread(
                 target=body, args=(member, own), name=member.name, daemon=True

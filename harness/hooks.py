@@ -283,10 +283,9 @@ class Hooks:
     # -- further points ------------------------------------------------------------------------
 
     def _install_places(self) -> None:
-        rows = {}
+        rows: dict[places.Place, Callable[[], None]] = {}
         for name in self._further:
-            place = self._place(name)
-            rows[place] = functools.partial(self.emit, name)
+            rows[self._place(name)] = functools.partial(self.emit, name)
         self._stack.callback(self._install_rows(rows).remove)
 
     @staticmethod

@@ -166,6 +166,7 @@ class Isolation:
         *,
         deadline: float = 120.0,
         label: str | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> CaseResult:
         """Runs ``function(**arguments)`` in a fresh process.
 
@@ -174,6 +175,7 @@ class Isolation:
             arguments: plain data (JSON).
             deadline: seconds after which the case counts as hung.
             label: name of the case's folder.
+            environment: variables for this case only.
 
         Raises:
             IsolationError: the function or its arguments cannot be sent, the deadline is not a
@@ -200,7 +202,7 @@ class Isolation:
                 "folder": str(folder),
                 "deadline": deadline,
                 "sys_path": [str(entry) for entry in sys.path],
-                "environment": dict(os.environ | self._environment),
+                "environment": dict(os.environ | self._environment | dict(environment or {})),
                 "working_folder": os.getcwd(),
                 "temporary": str(self._folder) if self._own_folder and not self._keep else None,
             }

@@ -15,8 +15,8 @@ exist already when a place is installed keep their old code.
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import importlib
 import inspect

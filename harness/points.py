@@ -44,10 +44,6 @@ _BACKWARD_BEFORE_2_13 = (
 
 # name -> (what it means, where it is: the first place that this torch has).
 PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "wrapper.make": (
-        "torch.compile is about to look for the function to wrap",
-        ("torch._dynamo.eval_frame:innermost_fn@entry",),
-    ),
     "dynamo.begin": (
         "dynamo begins to compile a frame",
         ("torch._dynamo.convert_frame:_compile@entry",),

@@ -13,7 +13,8 @@ deadline, and a step whose thread has ended, or waits at a later step, is known 
 reach at once. A script that was not passed to its end is *missed*, and a missed script is a
 harness error, never a pass.
 
-Not covered yet: search over schedules, recording and replay of free runs.
+A script leaves everything else to the operating system; :mod:`harness.control` decides every
+switch.
 """
 
 from __future__ import annotations
@@ -118,6 +119,12 @@ class Script:
             if self._missed is None:
                 self._next = index + 1
                 self._changed.notify_all()
+
+    def begin(self, roles: Iterable[str]) -> None:
+        """Part of what a crew tells its conductor; a script has nothing to do with it."""
+
+    def thread_started(self, role: str) -> None:
+        """The same: a script holds nobody back before its first point."""
 
     def thread_ended(self, role: str) -> None:
         """Says that ``role`` will pass no more points; waiting threads learn it at once."""

@@ -16,13 +16,17 @@ process (:mod:`harness.isolate`), once.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from harness.control import VARIABLE, Control, Recorder, from_spec
 from harness.crew import UNFINISHED, Crew, CrewError, Member, Outcome
+from harness.replay import Schedule
 from harness.schedule import Script
 
 
@@ -32,6 +36,10 @@ class Trial:
     Args:
         unfix: names of upstream repairs to take out first.
         script: forced interleaving, or None for a free run.
+        control: decides every switch (:class:`harness.control.Control`), instead of a script.
+            The environment's ``RACE_CONTROL`` (a replay, say) takes the place of both.
+        points: further points to install (:class:`harness.hooks.Hooks`); those that the script
+            or the control name are installed anyway.
         interval: seconds between two samples of the bystander.
     """
 
@@ -40,10 +48,19 @@ class Trial:
         *,
         unfix: Sequence[str] = (),
         script: Script | None = None,
+        control: Control | None = None,
+        points: Sequence[str] = (),
         interval: float = 0.02,
     ) -> None:
+        if script is not None and control is not None:
+            raise CrewError("a trial has a script or a control, not both")
+        if VARIABLE in os.environ:
+            script, control = None, from_spec(json.loads(os.environ[VARIABLE]))
         self._unfix = tuple(unfix)
         self._script = script
+        self._control = control
+        self._recorder = Recorder("scripted" if script is not None else "free")
+        self._points = tuple(points)
         self._interval = interval
         self._stack = contextlib.ExitStack()
         self._outcomes: list[Outcome] = []
@@ -65,9 +82,16 @@ class Trial:
             "unfix": unfixes.unfix(self._unfix),
         }
         listeners = [self.watch.on_event]
-        if self._script is not None:
+        points = list(self._points)
+        if self._control is not None:
+            listeners.append(self._control.on_event)
+            points += self._control.points
+        elif self._script is not None:
             listeners.append(self._script.on_event)
-        self.hooks = self._stack.enter_context(Hooks(*listeners))
+            points += [step.point for step in self._script.steps]
+        if self._control is None:
+            listeners.append(self._recorder.on_event)
+        self.hooks = self._stack.enter_context(Hooks(*listeners, points=points))
         return self
 
     def __exit__(
@@ -94,6 +118,8 @@ class Trial:
     ) -> list[Outcome]:
         """Runs the crew under this trial's hooks, watch and script; returns its outcomes.
 
+        Under a control the start pattern counts for nothing: it decides who begins.
+
         Raises:
             CrewError: the crew cannot be, or the trial has run one already.
         """
@@ -101,15 +127,16 @@ class Trial:
             raise CrewError("a trial runs one crew: make a new trial, in a new process")
         crew = Crew(
             size,
-            start=start,
+            start=start if self._control is None else "together",
             after_step=after_step,
             deadline=deadline,
             name=name,
             hooks=self.hooks,
-            script=self._script,
+            script=self._script if self._control is None else self._control,
         )
         for extra_name, extra in self._extra:
             crew.add(extra_name, extra)
+        self._recorder.begin(member.name for member in crew._everybody())
         with self.watch:
             self._outcomes = crew.run(function)
         return self._outcomes
@@ -129,8 +156,8 @@ class Trial:
         """Adds facts of the program under test to the record (plain data)."""
         self._data.setdefault("notes", {}).update(facts)
 
-    def record(self) -> dict[str, Any]:
-        """Audits the state, runs the canaries and returns everything as plain data.
+    def record(self, *, canaries: bool = True) -> dict[str, Any]:
+        """Audits the state, runs the canaries (or not) and returns everything as plain data.
 
         Call it after the ``with`` block. Neither audit nor canaries run while a thread is still
         alive: what they would see then is not what is left, but what goes on.
@@ -143,12 +170,28 @@ class Trial:
             "outcomes": [outcome.as_dict() for outcome in self._outcomes],
             "watch": self.watch.summary(),
             "probes": probes.audit(self.watch.rest) if stopped else [],
-            "canaries": probes.run_canaries() if stopped else {},
-            "script": {}
-            if self._script is None
-            else {
-                "steps": [str(step) for step in self._script.steps],
-                "passed": self._script.passed(),
-                "missed": self._script.missed(),
-            },
+            "canaries": probes.run_canaries() if stopped and canaries else {},
+            "script": self._script_record(),
+            "schedule": self._schedule_record(),
         }
+
+    def _script_record(self) -> dict[str, Any]:
+        if self._control is not None:
+            missed, parted = self._control.missed(), self._control.parted()
+            if missed is None and parted is not None:
+                missed = f"uncontrolled: {parted}"
+            steps = [str(line) for line in self._control.schedule().lines]
+            return {"steps": steps, "passed": steps, "missed": missed}
+        if self._script is None:
+            return {}
+        return {
+            "steps": [str(step) for step in self._script.steps],
+            "passed": self._script.passed(),
+            "missed": self._script.missed(),
+        }
+
+    def _schedule_record(self) -> dict[str, Any]:
+        record = (self._recorder if self._control is None else self._control).record()
+        facts = {name: self._data[name] for name in ("torch", "python")}
+        record["text"] = str(Schedule.parse(record["text"]).with_facts(**facts))
+        return record
