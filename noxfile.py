@@ -197,9 +197,19 @@ def gate(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Side-by-side measurements: what a guard costs, what the chunked loss saves."""
     _install(session, "bench")
-    names = session.posargs or sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py"))
+    own = {"demo"}  # a session of its own
+    known = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - own)
+    names = session.posargs or known
     for name in names:
         session.run("python", f"benchmarks/{name}.py")
+
+
+@nox.session
+def demo(session: nox.Session) -> None:
+    """The tiny recipe from nothing: trains a drafter on two CPU cores and shows what it does."""
+    _install(session, "train")
+    code = _python(session, "benchmarks/demo.py", *session.posargs, env=_no_gpu())
+    _finish(session, code, "the demo")
 
 
 @nox.session

@@ -70,6 +70,9 @@ class Optimizer:
             betas=settings.betas,
             eps=settings.eps,
             weight_decay=settings.weight_decay,
+            # The other implementations ask whether anything compiles, in any thread, and then
+            # compute in another order; this one does not (and is the fastest).
+            fused=True,
         )
 
     @torch.no_grad()
@@ -113,7 +116,5 @@ class Optimizer:
                 continue  # saved before the first step
             state: dict[str, Any] = {}
             for key in ("step", "exp_avg", "exp_avg_sq"):
-                value = tensors[f"adamw.{key}.{name}"].clone()
-                # AdamW keeps its step counters on the CPU.
-                state[key] = value if key == "step" else value.to(parameter.device)
+                state[key] = tensors[f"adamw.{key}.{name}"].to(parameter.device, copy=True)
             self._adamw.state[parameter] = state
