@@ -30,6 +30,7 @@ from dflash.objective import (
 from dflash.objective.chunked import block_objective
 from dflash.schedule.exchange import Packet
 from dflash.schedule.topology import Place
+from dflash.transfer import receive, to_device
 
 
 @dataclass
@@ -122,8 +123,7 @@ class Learner:
         return self._sums(packet, loss, metrics)
 
     def _forward(self, packet: Packet, mode: str) -> tuple[LossSums, MetricSums]:
-        if packet.ready is not None:
-            torch.cuda.current_stream(self.device).wait_event(packet.ready)
+        features = receive(packet.features, packet.ready, self.device)
         config, row, anchors = self.config, packet.row, packet.anchors
         block = config.block_size
         ids = block_token_ids(row.input_ids, anchors, block, config.mask_token_id)
@@ -131,11 +131,11 @@ class Learner:
             row.input_ids, row.loss_mask, row.document_ids, anchors, block
         )
         mask = flex_block_mask(anchors, row.document_ids, block, device=self.device)
-        place = positions(row.position_ids, anchors, block)[None].to(self.device)
+        place = to_device(positions(row.position_ids, anchors, block)[None], self.device)
         with self._autocast():
             hidden = self.drafter(
-                packet.features.to(_compute_dtype(self.device, self.recipe)),
-                self.embedding(ids.to(self.device))[None].detach().float(),
+                features.to(_compute_dtype(self.device, self.recipe)),
+                self.embedding(to_device(ids, self.device))[None].detach().float(),
                 place,
                 mask,
                 self._attend[mode],
@@ -143,8 +143,8 @@ class Learner:
         return block_objective(
             hidden[0].unflatten(0, (anchors.slots, block)),
             self.head,
-            labels.to(self.device),
-            counted.to(self.device),
+            to_device(labels, self.device),
+            to_device(counted, self.device),
             self.recipe.objective,
         )
 

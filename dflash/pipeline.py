@@ -23,6 +23,7 @@ from dflash.objective import sample_anchors
 from dflash.optimization import Optimizer
 from dflash.schedule.exchange import Packet
 from dflash.schedule.topology import Topology
+from dflash.transfer import send
 
 
 class Pipeline:
@@ -106,7 +107,7 @@ class Pipeline:
         features = self.targets[target].features(
             row.input_ids[None], row.position_ids[None], self.config.target_layer_ids
         )
-        features, ready = _send(features, device)
+        features, ready = send(features, device)
         return Packet(number, epoch, row, anchors, features, ready)
 
 
@@ -157,19 +158,3 @@ def _frozen_copy(
         here = next(module.parameters()).device
         moved.append(module if here == device else copy.deepcopy(module).to(device))
     return moved[0], moved[1]
-
-
-def _send(features: Tensor, device: torch.device) -> tuple[Tensor, Any]:
-    """Moves features to a drafter's device; on CUDA without waiting, with an event to wait for."""
-    if features.device == device or device.type == "cpu":
-        return features.to(device), _event(features)
-    moved = features.to(device, non_blocking=True)
-    return moved, _event(features)
-
-
-def _event(features: Tensor) -> Any:
-    if features.device.type != "cuda":
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(features.device))
-    return event

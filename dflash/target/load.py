@@ -29,6 +29,7 @@ from dflash.config import TargetSettings
 from dflash.target.capture import capture_features, decoder_layers
 from dflash.target.errors import TargetError
 from dflash.target.mask_token import choose_mask_token
+from dflash.transfer import to_device
 
 __all__ = ["BUNDLED", "Target", "TargetError", "Targets", "load_targets", "target_path"]
 
@@ -60,9 +61,9 @@ class Target:
         with self._turn:
             return capture_features(
                 self.model,
-                input_ids.to(self.device, non_blocking=True),
+                to_device(input_ids, self.device),
                 target_layer_ids,
-                position_ids=position_ids.to(self.device, non_blocking=True),
+                position_ids=to_device(position_ids, self.device),
             )
 
     @torch.no_grad()
