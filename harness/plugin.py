@@ -9,12 +9,15 @@ Precedence of a deadline: ini ``race_deadline`` < ``--race-deadline`` < ``@pytes
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from datetime import date
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +26,7 @@ from harness.baseline import Baseline, BaselineError
 from harness.capture import CapturedError, capture_error
 from harness.crew import Crew
 from harness.isolate import PRELOAD, CaseResult, Isolation
-from harness.report import files, table
+from harness.report import ci, files, html, table
 from harness.report.row import Row, make_row
 from harness.verdict import Expectation
 
@@ -65,7 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--race-report",
         metavar="FOLDER",
         default=None,
-        help="write report.json and one file per case into FOLDER",
+        help="write index.html, report.json and the files of each case into FOLDER",
     )
     group.addoption(
         "--race-baseline",
@@ -201,13 +204,20 @@ def race_trial(request: pytest.FixtureRequest, race_isolated: RunIsolated) -> Ca
     ) -> Row:
         result = race_isolated(function, **arguments)
         record = result.record()
-        row = make_row(_case_name(request.node), kind, record, expect)
+        row = make_row(
+            _case_name(request.node),
+            kind,
+            record,
+            expect,
+            test=_place(request.node, sys._getframe(1)),
+            replay=_replay(request.node),
+        )
         row = _excuse(row, config.stash[_baseline])
-        rows.append(row)
         if config.option.race_report is not None:
-            files.write_case(Path(config.option.race_report), request.node.name, record, row)
-        for name in ("verdict", "frame", "holder"):
-            request.node.user_properties.append((f"race_{name}", getattr(row, name)))
+            folder = Path(config.option.race_report)
+            row = files.write_case(folder, request.node.name, record, row)
+        rows.append(row)
+        request.node.user_properties.extend(ci.properties(row))
         if not row.met:
             _fail(request.node, row, result)
         return row
@@ -302,6 +312,26 @@ def _deadline(request: pytest.FixtureRequest) -> float:
     return float(given if given is not None else request.config.getini("race_deadline"))
 
 
+def _place(item: pytest.Item, frame: FrameType) -> str:
+    """``FILE:LINE`` of the running test's own line: helpers in between are passed over."""
+    at: FrameType | None = frame
+    code = getattr(getattr(item, "function", None), "__code__", None)
+    while at is not None and at.f_code is not code:
+        at = at.f_back
+    file, line, _ = item.location
+    return f"{file}:{at.f_lineno if at is not None else (line or 0) + 1}"
+
+
+def _replay(item: pytest.Item) -> str:
+    """The command that runs this one test again, from pytest's root."""
+    words = ["python", "-m", "pytest", item.nodeid]
+    if item.config.option.race_device != "cpu":
+        words.append(f"--race-device={item.config.option.race_device}")
+    if item.config.option.race_repeat > 1:  # the repetition is part of the test's name
+        words.append(f"--race-repeat={item.config.option.race_repeat}")
+    return shlex.join(words)
+
+
 def _case_name(item: pytest.Item) -> str:
     """``guard[serial-together]`` for ``test_guard[serial-together-run3]``."""
     name = item.name.removeprefix("test_")
@@ -371,8 +401,11 @@ class _Collector:
                 "exit": int(exitstatus),
                 "met": sum(row.met for row in rows),
                 "gone": [entry.case for entry in self._gone()],
+                "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
             }
             files.write_report(Path(folder), rows, facts)
+            html.write_index(Path(folder))
+        ci.write_summary(rows)
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         rows = self.config.stash[_rows]
@@ -390,7 +423,9 @@ class _Collector:
                 f"gone: {entry.case} no longer shows '{entry.verdict}'; take it out of the baseline"
             )
         if self.config.option.race_report is not None:
-            writer.line(f"report: {Path(self.config.option.race_report) / 'report.json'}")
+            writer.line(f"report: {Path(self.config.option.race_report) / 'index.html'}")
+        for line in ci.workflow_commands(rows, root=self.config.rootpath):
+            writer.line(line)
 
     def _gone(self) -> list[Any]:
         rows = self.config.stash[_rows]

@@ -103,8 +103,8 @@ def grouped(rows: Iterable[Row]) -> list[list[Row]]:
 
 
 def worst(group: Sequence[Row]) -> Row:
-    """The repeat that stands for all: the first that was not what it had to be, else the first."""
-    return next((row for row in group if not row.met), group[0])
+    """The repeat that stands for all: the first that fails the run, else a known one, else any."""
+    return min(group, key=lambda row: (row.met, bool(row.known)))
 
 
 def _failure(record: Record) -> tuple[str, str]:

@@ -36,8 +36,8 @@ def render(rows: Sequence[Row], *, width: int, color: bool) -> str:
     return out.getvalue()
 
 
-def summary(rows: Sequence[Row]) -> list[str]:
-    """A line per kind, then a line per case that is not what it had to be."""
+def counts(rows: Sequence[Row]) -> list[str]:
+    """A line per kind: how many are what they had to be."""
     lines = []
     for kind in dict.fromkeys(row.kind for row in rows):
         of_kind = [row for row in rows if row.kind == kind]
@@ -46,6 +46,12 @@ def summary(rows: Sequence[Row]) -> list[str]:
             kind, "as expected"
         )
         lines.append(f"{kind}: {met} of {len(of_kind)} {done}")
+    return lines
+
+
+def summary(rows: Sequence[Row]) -> list[str]:
+    """The counts, then a line per case that is not what it had to be."""
+    lines = counts(rows)
     for row in rows:
         if not row.met:
             excuse = f" [known: {row.known}]" if row.known else ""

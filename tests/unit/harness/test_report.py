@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from harness.cli import app
 from harness.report import files, table
+from harness.report.html import write_index
 from harness.report.row import Row, make_row
 from harness.verdict import Expectation, Verdict
 
@@ -95,6 +96,13 @@ def test_what_is_not_a_report_is_one_line_and_exit_code_2(tmp_path, text):
 def test_clear_leaves_nothing_of_an_earlier_run(tmp_path):
     files.write_case(tmp_path, "odd/name [x]", RECORD, GOOD)
     files.write_report(tmp_path, [GOOD], {})
-    assert [p.name for p in (tmp_path / "cases").iterdir()] == ["odd_name_[x].json"]
+    write_index(tmp_path)
+    names = {"odd_name_[x].json", "odd_name_[x].trace.json"}
+    assert {p.name for p in (tmp_path / "cases").iterdir()} == names
     files.clear(tmp_path)
-    assert not (tmp_path / "cases").exists() and not (tmp_path / "report.json").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_tests_of_one_name_do_not_share_a_file(tmp_path):
+    rows = [files.write_case(tmp_path, "same", RECORD, GOOD) for _ in range(2)]
+    assert [row.file for row in rows] == ["same.json", "same-2.json"]

@@ -145,7 +145,8 @@ def test_a(race_trial, race_isolated, n):
     result.stdout.fnmatch_lines(["guarded: 4 of 4 completed"])
     report = json.loads((project.path / "out" / "report.json").read_text())
     assert len(report["cases"]) == 4 and report["met"] == 4
-    assert len(list((project.path / "out" / "cases").iterdir())) == 4
+    assert len(list((project.path / "out" / "cases").glob("*.trace.json"))) == 4
+    assert len({case["file"] for case in report["cases"]}) == 4
     caches = [line for line in result.outlines if line.startswith("CACHE")]
     assert len(set(caches)) == 4
 
@@ -157,6 +158,43 @@ def test_junit_carries_verdict_frame_and_holder(project):
     }
     assert properties["race_verdict"] == "raised"
     assert properties["race_frame"] == "torch/_dynamo/eval_frame.py:7 compile_wrapper"
+    assert properties["race_kind"] == "guarded"
+    assert properties["race_replay"] == "python -m pytest test_it.py::test_a"
+    assert float(properties["race_seconds"]) > 0
+    assert "race_torch" in properties
+
+
+def test_in_ci_a_failure_stands_on_the_line_of_its_test_and_in_the_summary(project, monkeypatch):
+    test = """
+def test_good(race_trial): race_trial(cases.completed, expect=OK)
+def test_bad(race_trial):
+    helper(race_trial)
+def helper(race_trial):
+    race_trial(
+        cases.raises, expect=OK)
+"""
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(project.path))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "summary.md"))
+    for asked in ("true", ""):
+        monkeypatch.setenv("GITHUB_ACTIONS", asked)
+        result = run(project, test)
+        said = [line for line in result.outlines if line.startswith("::")]
+        source = (project.path / "test_it.py").read_text().splitlines()
+        line = 1 + source.index("    helper(race_trial)")
+        start = f"::error file=test_it.py,line={line},title=bad%3A raised%2C expected completed::"
+        assert [one.startswith(start) for one in said] == ([True] if asked else [])
+    summary = (project.path / "summary.md").read_text()
+    assert summary.count("<code>bad</code>") == 4, "reason and table row, of both runs"
+    assert "python -m pytest test\\_it.py::test\\_bad" in summary
+
+
+def test_the_page_is_written_with_the_report_and_gone_with_the_next_run(project):
+    result = run(project, RAISING, "--race-report=out")
+    result.stdout.fnmatch_lines(["report: out/index.html"])
+    page = (project.path / "out" / "index.html").read_text()
+    assert "python -m pytest test_it.py::test_a" in page
+    run(project, "def test_a(): pass", "--race-report=out")
+    assert not (project.path / "out" / "index.html").exists()
 
 
 @pytest.mark.parametrize(
