@@ -106,6 +106,21 @@ class Hooks:
         finally:
             local.muted = False
 
+    def only(self, listener: Listener) -> Callable[[str], None]:
+        """A way to tell one listener alone of a point, under the same silences."""
+
+        def emit(point: str) -> None:
+            local = self._local
+            if local.muted or not self._open:
+                return
+            local.muted = True
+            try:
+                listener(Event(point, threading.current_thread().name, local.step))
+            finally:
+                local.muted = False
+
+        return emit
+
     def work_step(self, step: int | None) -> None:
         """Sets the crew member's step, which later events of this thread carry."""
         self._local.step = step

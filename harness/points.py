@@ -1,8 +1,9 @@
 """The names of the points at which the harness looks or waits, and the event that one sends.
 
-Three kinds: the points of :data:`POINTS` are always installed; those of :data:`PLACES` when a
-schedule or a listener asks for them by name; and any other line of Python can be named as a
-place (:mod:`harness.places`), ``torch._dynamo.eval_frame:innermost_fn@entry``.
+The points of :data:`POINTS` are always installed, those of :data:`PLACES` when a schedule or a
+listener asks for them by name. Any other function or line can be named as a place
+(:mod:`harness.places`), ``torch._dynamo.eval_frame:innermost_fn@entry``, and all lines of a file
+at once (:mod:`harness.linewise`), ``torch/fx/_symbolic_trace.py:*``.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from harness.linewise import is_line_pattern
 from harness.places import is_place
 
 # name -> what it means. `schedule` scripts and reports use these names and no others.
@@ -115,6 +117,10 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
         "the prior patcher has been read, the new one is about to be written",
         ("torch.fx._symbolic_trace:_new_patcher@line:/^CURRENT_PATCHER = _Patcher\\(\\)/",),
     ),
+    "patch.enter": (
+        "the new patcher is written, and is about to be handed to its trace",
+        ("torch.fx._symbolic_trace:_new_patcher@line:/^yield CURRENT_PATCHER/",),
+    ),
     "patch.revert": (
         "the patches of nn.Module are about to be taken back",
         ("torch.fx._symbolic_trace:_new_patcher@line:/^CURRENT_PATCHER.revert_all_patches\\(\\)/",),
@@ -158,6 +164,8 @@ def to_install(wanted: Iterable[str]) -> list[str]:
         if is_place(want):
             names[want] = None
             continue
+        if is_line_pattern(want):
+            continue  # harness.linewise sends those
         if not (found := [name for name in (*POINTS, *PLACES) if fnmatchcase(name, want)]):
             raise ValueError(f"no point is called {want!r}")
         names |= {name: None for name in found if name in PLACES}

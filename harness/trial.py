@@ -26,6 +26,7 @@ from typing import Any
 
 from harness.control import VARIABLE, Control, Recorder, from_spec
 from harness.crew import UNFINISHED, Crew, CrewError, Member, Outcome
+from harness.linewise import Lines
 from harness.replay import Schedule
 from harness.schedule import Script
 
@@ -92,6 +93,9 @@ class Trial:
         if self._control is None:
             listeners.append(self._recorder.on_event)
         self.hooks = self._stack.enter_context(Hooks(*listeners, points=points))
+        if self._control is not None:
+            arrive = self.hooks.only(self._control.on_event)
+            self._stack.enter_context(Lines(self._control.points, arrive))
         return self
 
     def __exit__(

@@ -1,4 +1,8 @@
-"""Plain programs for the search: nothing in them knows of the harness."""
+"""Plain programs for the search and for forced schedules: nothing in them knows of the harness.
+
+Each returns what its threads run. They are small, so that a schedule takes a fraction of a second
+in a fresh process, and natural: no thread does anything that a user's program would not do.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,85 @@ from collections.abc import Callable
 
 import torch
 
+Threads = list[Callable[[], object]]
 
-def two_traces() -> list[Callable[[], object]]:
-    """Two threads trace something each, at the same time: state of torch stays behind."""
+LENGTHS = (32, 64)  # of the rows in `warm_beside_recompile`
+
+
+def two_traces() -> Threads:
+    """Two threads trace something at the same time: state of torch stays behind."""
+    return [_make_fx, _make_fx]
+
+
+def one_trace_one_bystander() -> Threads:
+    """A control: a trace beside a thread that only waits for its turn at a lock."""
+    import torch._dynamo.convert_frame as convert_frame
+
+    def bystander() -> None:
+        with convert_frame.compile_lock:
+            pass
+
+    return [_make_fx, bystander]
+
+
+def two_compiles() -> Threads:
+    """A control: dynamo's own lock keeps two compiles apart."""
+    return [_compiled(torch.sin), _compiled(torch.cos)]
+
+
+def compile_beside_trace() -> Threads:
+    """thread-0 compiles, thread-1 traces with make_fx, which takes no lock."""
+    return [_compiled(torch.sin), _make_fx]
+
+
+def two_masks() -> Threads:
+    """Two threads build a BlockMask, as drafters do before each step."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def causal(b: object, h: object, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return q >= k
+
+    def build() -> object:
+        return create_block_mask(causal, None, None, 128, 128, device="cpu")
+
+    return [build, build]
+
+
+def warm_beside_recompile() -> Threads:
+    """Three drafters attend with their compiled flex_attention, forward and backward.
+
+    Two keep their row length, thread-1 meets a second one and compiles again: the program of
+    the report that this project began with, in three steps.
+    """
+    import torch.nn.attention.flex_attention as flex
+
+    flex._validate_device = lambda *_: None  # CPU training is refused by this check alone
+    torch.set_num_threads(1)
+
+    def drafter(lengths: tuple[int, ...]) -> Callable[[], object]:
+        attend = torch.compile(flex.flex_attention, backend="aot_eager", dynamic=False)
+
+        def work() -> None:
+            for length in lengths:
+                q, k, v = (torch.ones(1, 1, length, 16, requires_grad=True) for _ in range(3))
+                attend(q, k, v).sum().backward()
+
+        return work
+
+    short, long = LENGTHS
+    return [drafter((short, short)), drafter((short, long)), drafter((short, short))]
+
+
+def _make_fx() -> object:
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def trace() -> object:
-        return make_fx(lambda x: x.sin())(torch.ones(2))
+    return make_fx(lambda x: x.sin())(torch.ones(2))
 
-    return [trace, trace]
+
+def _compiled(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], object]:
+    compiled = torch.compile(lambda x: function(x) * 2, backend="aot_eager")
+
+    def work() -> None:
+        compiled(torch.ones(2, requires_grad=True)).sum().backward()
+
+    return work
