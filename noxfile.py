@@ -194,6 +194,14 @@ def gate(session: nox.Session) -> None:
 
 
 @nox.session
+def browser(session: nox.Session) -> None:
+    """The HTML pages in a headless Chromium; needs Debian's chromium and chromium-driver."""
+    _install(session, "browser")
+    arguments = ["tests/browser", "--junitxml=build/browser/junit.xml"]
+    _finish(session, _pytest(session, *arguments, *session.posargs, env=_no_gpu()), "browser")
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Side-by-side measurements: what a guard costs, what the chunked loss saves."""
     _install(session, "bench")

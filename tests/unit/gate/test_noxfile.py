@@ -40,7 +40,7 @@ def test_bad_input_is_one_line_and_makes_nothing(tmp_path, session, arguments, s
 
 def test_the_sessions_that_the_documents_name_exist(tmp_path):
     listed = nox(tmp_path, "-l").stdout
-    for session in ("race", "tests", "gate", "lint"):
+    for session in ("race", "tests", "gate", "browser", "lint"):
         assert f" {session} ->" in listed
 
 
