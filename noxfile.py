@@ -140,7 +140,9 @@ def tests(session: nox.Session) -> None:
     """Every test that needs no GPU, tests/race aside."""
     _install(session, "test")
     where = [
-        f"tests/{name}" for name in ("unit", "parity", "e2e") if (ROOT / "tests" / name).is_dir()
+        f"tests/{name}"
+        for name in ("unit", "triage", "parity", "e2e")
+        if (ROOT / "tests" / name).is_dir()
     ]
     arguments = [
         *where,
