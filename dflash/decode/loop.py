@@ -85,9 +85,23 @@ def _decode(
     device = next(target.parameters()).device
     prompt = torch.as_tensor(prompt_ids, dtype=torch.int64, device=device).reshape(1, -1)
     _check(prompt, budget, temperature)
-    block = 1 if proposer is None else proposer.block_size
     stops = frozenset(stop_token_ids)
-    session = TargetSession(target, () if proposer is None else proposer.target_layer_ids)
+    with TargetSession(target, () if proposer is None else proposer.target_layer_ids) as session:
+        return _loop(session, proposer, prompt, budget, temperature, rule, stops, generator)
+
+
+def _loop(
+    session: TargetSession,
+    proposer: Proposer | None,
+    prompt: Tensor,
+    budget: int,
+    temperature: float,
+    rule: Rule,
+    stops: frozenset[int],
+    generator: torch.Generator | None,
+) -> Decoded:
+    device = prompt.device
+    block = 1 if proposer is None else proposer.block_size
     none = torch.empty(0, dtype=torch.int64, device=device)
     committed, proposed, accepted = [0] * block, [0] * (block - 1), [0] * (block - 1)
 

@@ -6,6 +6,7 @@ and other recurrent targets, whose state a crop does not bring back: they are re
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from dflash.target.capture import forward_with_features
+from dflash.target.capture import capturing, forward_with_features
 
 
 class DecodeError(Exception):
@@ -23,7 +24,8 @@ class DecodeError(Exception):
 class TargetSession:
     """One text in one target. `length` positions are in the cache.
 
-    target_layer_ids: capture their features at every pass; empty = none.
+    target_layer_ids: capture their features at every pass; empty = none. As a context manager it
+    keeps the capture in place between the passes.
     """
 
     def __init__(self, model: nn.Module, target_layer_ids: Sequence[int] = ()) -> None:
@@ -35,7 +37,16 @@ class TargetSession:
             self._cache.activate_past_recording()  # lets windowed layers be cropped
         names = inspect.signature(model.forward).parameters
         self._keeps_logits = "logits_to_keep" in names
+        self._held = contextlib.ExitStack()
         self.length = 0
+
+    def __enter__(self) -> TargetSession:
+        if self._ids:
+            self._held.enter_context(capturing(self.model))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
 
     def run(self, token_ids: Tensor, keep: int) -> tuple[Tensor, Tensor | None]:
         """Append tokens [1, T] and return the logits after the last `keep` of them, and features.

@@ -99,6 +99,13 @@ def forward_with_features(
     return output, capture.features()
 
 
+@contextmanager
+def capturing(model: nn.Module) -> Iterator[None]:
+    """Keeps the hooks of `model` in place between captures: many short forwards cost less."""
+    with _hooks.installed(decoder_layers(model)):
+        yield
+
+
 class _Enough(Exception):
     """The last layer asked for has run; leave the forward. Never leaves this module."""
 
