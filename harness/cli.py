@@ -80,6 +80,45 @@ def probes(
 
 
 @app.command()
+def xray(
+    inductor: Annotated[bool, typer.Option(help="Inductor's stage too (some 20 s more)")] = False,
+    unfix: Annotated[
+        list[str] | None, typer.Option(help="take this repair of torch out first (repeatable)")
+    ] = None,
+    stage: Annotated[
+        list[str] | None, typer.Option(help="this stage only (repeatable); all by default")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    html: Annotated[Path | None, typer.Option(help="write the table as a page there")] = None,
+) -> None:
+    """Shows which compile state another thread sees, stage by stage; exit code 1 if one stays."""
+    from harness import xray as module
+    from harness.report import xray as table
+
+    say = Console(stderr=True)
+    try:
+        with say.status("x-ray") as status:
+            found = module.xray(
+                inductor=inductor,
+                unfix=unfix or (),
+                only=stage or (),
+                progress=lambda name: status.update(f"x-ray: {name}"),
+            )
+        if html is not None:
+            table.write_html(found, html)
+    except (ValueError, OSError, module.IsolationError) as error:
+        raise _bad_input(str(error)) from error
+    console = Console()
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        text = table.render(found, width=max(72, console.width), color=console.is_terminal)
+        typer.echo(text, nl=False)
+    if table.findings(found):
+        raise typer.Exit(1)
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="a folder written by --race-report")] = Path(
         "build/race"
@@ -190,6 +229,81 @@ def explain(
     typer.echo(text)
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def explore(
+    program: Annotated[str, typer.Argument(help="FILE:FUNCTION, which returns the threads' work")],
+    bound: Annotated[int, typer.Option(help="most preemptions of one schedule")] = 2,
+    budget: Annotated[float, typer.Option(metavar="SECONDS", help="for the search")] = 60.0,
+    strategy: Annotated[str, typer.Option(help="preemptions, or pct")] = "preemptions",
+    points: Annotated[
+        list[str] | None, typer.Option(help="where threads may be switched; may be repeated")
+    ] = None,
+    unfix: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="take a repair of torch out first")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(help="look for this probe stuck, nothing else")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="where the failing schedule goes")] = Path(
+        "found.schedule"
+    ),
+) -> None:
+    """Searches a program's schedules; exit code 1 unless it is clean to its bound."""
+    from harness import search_command
+
+    try:
+        done = search_command.explore(
+            program,
+            bound=bound,
+            budget=budget,
+            strategy=strategy,
+            points=points or (),
+            unfix=unfix or (),
+            state=state,
+            out=out,
+        )
+    except ValueError as error:
+        raise _bad_input(str(error)) from error
+    typer.echo(done.text)
+    raise typer.Exit(done.code)
+
+
+@app.command()
+def replay(
+    schedule: Annotated[Path, typer.Argument(help="a schedule that a search or a test wrote")],
+) -> None:
+    """Runs a schedule once more; exit code 1 if it fails, or goes another way than recorded."""
+    from harness import search_command
+
+    try:
+        done = search_command.replay(schedule)
+    except ValueError as error:
+        raise _bad_input(str(error)) from error
+    typer.echo(done.text)
+    raise typer.Exit(done.code)
+
+
+@app.command()
+def shrink(
+    schedule: Annotated[Path, typer.Argument(help="a schedule that a search or a test wrote")],
+    state: Annotated[
+        str | None, typer.Option(metavar="PROBE", help="keep this one stuck, not the verdict")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="default: SCHEDULE with .small before its end")
+    ] = (None),
+) -> None:
+    """Leaves switches out of a schedule as long as it fails in the same way."""
+    from harness import search_command
+
+    try:
+        done = search_command.shrink(schedule, state=state, out=out)
+    except ValueError as error:
+        raise _bad_input(str(error)) from error
+    typer.echo(done.text)
+    raise typer.Exit(done.code)
 
 
 def main() -> None:
