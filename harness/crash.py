@@ -181,6 +181,22 @@ def from_record(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     return crash, {"events": events, "dropped": watch.get("timeline_dropped", 0), "spans": []}
 
 
+def write_case(folder: Path, record: Mapping[str, Any], *, dump: str = "") -> str | None:
+    """:func:`write_folder` for a case of a test run.
+
+    Args:
+        folder: of this case alone.
+        record: what the case returned, or what became of its process.
+        dump: the fault handler's stacks, if the process left any.
+    """
+    from harness import __version__
+
+    told, timeline = from_record(record)
+    return write_folder(
+        folder, {"harness": __version__, **told}, timeline=timeline, stacks=dump, argv=sys.argv
+    )
+
+
 def _failure(
     thread: str,
     error: Mapping[str, Any],

@@ -102,6 +102,7 @@ class Agent:
     def _install(self) -> None:
         from harness import probes, unfix
         from harness.crash import versions
+        from harness.redact import arguments
 
         recorder = self._need_recorder()
         recorder.rest = self._rest = probes.rest_values()
@@ -126,7 +127,7 @@ class Agent:
             self._hang.start()
         self._point_fault_handler()
         with contextlib.suppress(OSError):
-            self._note_state({"versions": versions()})
+            self._note_state({"versions": versions(), "argv": arguments(sys.orig_argv)})
 
     def _guarded(self, listener: Callable[[Any], None]) -> Callable[[Any], None]:
         """``listener``, except that an error of ours ends the watching and not the program."""
@@ -310,9 +311,7 @@ class Agent:
         return os.path.join(self.configuration["state"], f"{self.pid}.{state}")
 
     def _note_state(self, facts: dict[str, Any]) -> None:
-        from harness.redact import arguments
-
-        facts = {"argv": arguments(sys.orig_argv), "folder": self.folder, **facts}
+        facts = {"folder": self.folder, **facts}
         partial = self._state_path("part")
         with open(partial, "w") as file:
             json.dump(facts, file, default=str)

@@ -29,7 +29,7 @@ def load(package: str, module: str) -> Any:
         root = types.ModuleType(NAME)
         root.__path__ = [package]
         sys.modules[NAME] = root
-        sys.meta_path.append(_Finder(package))
+        sys.meta_path.insert(0, _Finder(package))  # before the one that goes by __path__
     return importlib.import_module(f"{NAME}.{module}")
 
 
