@@ -37,7 +37,7 @@ from harness.isolate import PRELOAD, CaseResult, Isolation, _address
 from harness.replay import Schedule, ScheduleError
 from harness.verdict import Record, Verdict, findings, judge
 
-_PRELOAD = (*PRELOAD, "harness.trial", "harness.hooks", "harness.watch", "harness.probes")
+PRELOADED = (*PRELOAD, "harness.trial", "harness.hooks", "harness.watch", "harness.probes")
 _ERRORS_SHOWN = 3
 PROGRAM, CASE = "program", "case"
 
@@ -285,7 +285,7 @@ def explore(
     failing = failing or _fails
     with ExitStack() as stack:
         if isolation is None:
-            isolation = stack.enter_context(Isolation(preload=_PRELOAD))
+            isolation = stack.enter_context(Isolation(preload=PRELOADED))
         runner = Runner(target, isolation, deadline=deadline)
         base = {"points": list(points), "patience": deadline}
         search: _Preemptions | _Seeds

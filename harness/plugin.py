@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness import replay_option
 from harness.baseline import Baseline, BaselineError
 from harness.capture import CapturedError, capture_error
 from harness.crew import Crew
@@ -82,6 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=None,
         help="keep each case's own folder (output, stack dump, caches) in FOLDER",
     )
+    replay_option.add(group)
     parser.addini("race_deadline", "seconds for one isolated case", default="120")
     parser.addini("race_preload", "modules that the fork server imports", "linelist", default=[])
 
@@ -93,6 +96,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.stash[_rows] = []
     config.stash[_baseline] = Baseline()
+    replay_option.configure(config)
     if hasattr(config, "workerinput"):  # the controller has checked all this
         _load_baseline(config)
         return
@@ -134,6 +138,10 @@ def _no_such_device(device: str) -> str | None:
     if int(index or 0) >= available:
         return f"--race-device: there is no {device} here, torch sees {available} GPUs"
     return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    replay_option.select(config, items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -179,7 +187,13 @@ def race_isolated(request: pytest.FixtureRequest, race_isolation: Isolation) -> 
     deadline = _deadline(request)
 
     def run(function: Callable[..., Any], /, **arguments: Any) -> CaseResult:
-        return race_isolation.run(function, arguments, deadline=deadline, label=request.node.name)
+        return race_isolation.run(
+            function,
+            arguments,
+            deadline=deadline,
+            label=request.node.name,
+            environment=replay_option.environment(request.node),
+        )
 
     return run
 
@@ -213,6 +227,8 @@ def race_trial(request: pytest.FixtureRequest, race_isolated: RunIsolated) -> Ca
             replay=_replay(request.node),
         )
         row = _excuse(row, config.stash[_baseline])
+        if not row.met and (path := replay_option.save(request.node, function, arguments, record)):
+            row = replace(row, replay=f"{row.replay} {shlex.quote(f'--race-replay={path}')}")
         if config.option.race_report is not None:
             folder = Path(config.option.race_report)
             row = files.write_case(folder, request.node.name, record, row)
@@ -366,7 +382,8 @@ def _fail(item: pytest.Item, row: Row, result: CaseResult) -> None:
             item.add_report_section("call", f"race case: {title}", text)
     if row.known:
         pytest.xfail(f"known finding ({row.known}): {'; '.join(row.unmet)}")
-    pytest.fail("\n".join((f"{row.case} is not what it had to be", *row.unmet)), pytrace=False)
+    lines = (f"{row.case} is not what it had to be", *row.unmet, f"replay: {row.replay}")
+    pytest.fail("\n".join(lines), pytrace=False)
 
 
 # -- reporting -----------------------------------------------------------------------------------

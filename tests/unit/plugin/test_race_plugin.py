@@ -151,6 +151,55 @@ def test_a(race_trial, race_isolated, n):
     assert len(set(caches)) == 4
 
 
+SCHEDULED = """
+import json, os
+
+def scheduled():
+    given = json.loads(os.environ.get("RACE_CONTROL", "null"))
+    text = "schedule v1\\ndrafter-0 trace.body\\ndrafter-1 end\\n"
+    record = completed() if given else raises()
+    return {**record, "schedule": {"text": text}, "notes": {"given": given}}
+"""
+
+
+def test_a_failing_test_prints_a_replay_that_runs_it_again_under_its_schedule(project):
+    project.makepyfile(cases=CASES + SCHEDULED)
+    test = """
+def test_other(race_trial): race_trial(cases.completed, expect=OK)
+@pytest.mark.parametrize("n", [1, 2])
+def test_a(race_trial, n): race_trial(cases.scheduled, expect=OK)
+"""
+    result = run(project, test, "--race-report=out")
+    result.assert_outcomes(passed=1, failed=2)
+    result.stdout.fnmatch_lines(["replay: *pytest*test_a?1?*--race-replay=*test_a_1_.schedule*"])
+    file = project.path / "out" / "schedules" / "test_a_1_.schedule"
+    assert "test: test_it.py::test_a[1]" in file.read_text()
+    kept = project.path / "kept.schedule"
+    file.rename(kept)
+    again = run(project, test, f"--race-replay={kept}", "--race-report=again")
+    again.assert_outcomes(passed=1, deselected=2)
+    case = project.path / "again" / "cases" / "test_a[1].json"
+    spec = json.loads(case.read_text())["record"]["notes"]["given"]
+    assert spec["strategy"] == "follow" and "drafter-0 trace.body" in spec["schedule"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("nonsense", "its first line must be 'schedule v1'"),
+        ("schedule v1\na end\n", "names no test"),
+        ("schedule v1\ntest: test_it.py::test_gone\na end\n", "no test here is called"),
+    ],
+)
+def test_a_replay_that_cannot_be_is_refused(project, text, said):
+    if text is not None:
+        (project.path / "x.schedule").write_text(text)
+    result = run(project, "def test_a(): pass", "--race-replay=x.schedule")
+    assert result.ret == 2
+    assert said in result.stdout.str() + result.stderr.str()
+
+
 def test_junit_carries_verdict_frame_and_holder(project):
     run(project, "def test_a(race_trial): race_trial(cases.raises, expect=OK)", "--junitxml=j.xml")
     properties = {

@@ -1,0 +1,110 @@
+"""``--race-replay FILE``: the one test that FILE names runs again under the schedule in it.
+
+A failing race test writes its schedule beside the report (or into pytest's cache) and prints the
+command. The schedule goes to the isolated case in its environment, takes the place of the case's
+own script or start pattern, and must pass the recorded trace: a run that goes another way is a
+harness error that says where the two part.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.control import VARIABLE
+from harness.explore import CASE, Target
+from harness.isolate import _address
+from harness.replay import Schedule, ScheduleError
+from harness.verdict import judge
+
+BAD_INPUT = 2
+_schedule = pytest.StashKey[Schedule]()
+_trials = pytest.StashKey[int]()
+
+
+def add(group: pytest.OptionGroup) -> None:
+    """Adds the option."""
+    group.addoption(
+        "--race-replay",
+        metavar="FILE",
+        default=None,
+        help="run the test that FILE names, under the schedule that a failure wrote there",
+    )
+
+
+def configure(config: pytest.Config) -> None:
+    """Reads the file; a bad one ends the session."""
+    if config.option.race_replay is None:
+        return
+    try:
+        schedule = Schedule.load(Path(config.option.race_replay))
+    except ScheduleError as error:
+        pytest.exit(f"--race-replay: {error}", BAD_INPUT)
+    if "test" not in schedule.facts:
+        pytest.exit(
+            f"--race-replay: {config.option.race_replay} names no test; "
+            "use 'harness replay' for a schedule that the search has found",
+            BAD_INPUT,
+        )
+    config.stash[_schedule] = schedule
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves only the test that the file names; none of that name ends the session."""
+    schedule = config.stash.get(_schedule, None)
+    if schedule is None:
+        return
+    wanted = schedule.facts["test"]
+    kept = [item for item in items if _name(item) == wanted]
+    if not kept:
+        pytest.exit(f"--race-replay: no test here is called {wanted}", BAD_INPUT)
+    dropped = [item for item in items if _name(item) != wanted]
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+def environment(item: pytest.Item) -> dict[str, str]:
+    """What the item's next isolated case is given."""
+    number = item.stash.get(_trials, 0) + 1
+    item.stash[_trials] = number
+    schedule = item.config.stash.get(_schedule, None)
+    if schedule is None or schedule.facts.get("trial", "1") != str(number):
+        return {}
+    return {VARIABLE: json.dumps({"strategy": "follow", "schedule": str(schedule)})}
+
+
+def save(
+    item: pytest.Item,
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    record: Mapping[str, Any],
+) -> Path | None:
+    """Writes the schedule that a case passed; None when there is none, or no place for it."""
+    text = record.get("schedule", {}).get("text")
+    if text is None or (folder := _folder(item.config)) is None:
+        return None
+    number = item.stash.get(_trials, 1)
+    facts = {"test": _name(item), "trial": str(number), "verdict": str(judge(record))}
+    facts |= Target(*_address(function), CASE, dict(arguments)).facts()
+    safe = re.sub(r"[^\w.-]+", "_", item.name)
+    path = folder / (f"{safe}-{number}.schedule" if number > 1 else f"{safe}.schedule")
+    Schedule.parse(text).with_facts(**facts).save(path)
+    return path
+
+
+def _folder(config: pytest.Config) -> Path | None:
+    if config.option.race_report is not None:
+        return Path(config.option.race_report) / "schedules"
+    cache = getattr(config, "cache", None)
+    return None if cache is None else Path(cache.mkdir("race"))
+
+
+def _name(item: pytest.Item) -> str:
+    """The node id without the number of the repetition."""
+    return re.sub(r"-run\d+\]$", "]", re.sub(r"\[run\d+\]$", "", item.nodeid))
