@@ -306,6 +306,35 @@ def shrink(
     raise typer.Exit(done.code)
 
 
+@app.command()
+def triage(
+    logs: Annotated[
+        list[str] | None, typer.Argument(help="logs, plain, .gz or .zst; - is standard input")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="go on at the log's end")] = False,
+    idle: Annotated[float | None, typer.Option(help="end --follow after SECONDS of quiet")] = None,
+    trace: Annotated[str | None, typer.Option(help="a TORCH_TRACE folder, to be joined")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="for an issue")] = False,
+    as_sarif: Annotated[bool, typer.Option("--sarif", help="for a code scanner")] = False,
+    as_github: Annotated[bool, typer.Option("--github", help="workflow annotations")] = False,
+) -> None:
+    """Says from a log which torch it was, who died, of what; exit code 1 if something did."""
+    from harness.triage import Unreadable, command
+
+    asked = (as_json, as_markdown, as_sarif, as_github)
+    forms = [form for form, wanted in zip(command.FORMS, asked, strict=True) if wanted]
+    if len(forms) > 1:
+        raise _bad_input(f"--{forms[0]} and --{forms[1]} do not go together: name one form")
+    try:
+        code = command.run(
+            logs or [], forms[0] if forms else None, follow=follow, idle=idle, trace=trace
+        )
+    except (Unreadable, ValueError) as error:
+        raise _bad_input(str(error)) from error
+    raise typer.Exit(code)
+
+
 def main() -> None:
     """Entry point; a wrong option ends with one line and exit code 2."""
     try:
