@@ -220,6 +220,18 @@ def make_tiny(
 
 
 @app.command()
+def report(folder: RunFolder) -> None:
+    """Writes RUN/report.html: curves, worker times, evaluations, and what a crash left."""
+    from dflash.run_report import ReportError, write_run_report
+
+    try:
+        typer.echo(f"report in {write_run_report(folder)}")
+    except ReportError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(BAD_INPUT) from error
+
+
+@app.command()
 def doctor(
     guard: Annotated[str, typer.Option(help="the compile guard to look at")] = "auto",
 ) -> None:
