@@ -47,6 +47,7 @@ class HangWatch:
 
     def start(self) -> None:
         """Begins to look, four times per ``seconds`` and once a second at least."""
+        self._touch()  # now: the thread may never get its turn
         self._thread.start()
 
     def stop(self) -> None:
@@ -61,9 +62,7 @@ class HangWatch:
         last: Any = None
         since = time.monotonic()
         while not self._stop.wait(min(1.0, self._seconds / 4)):
-            with contextlib.suppress(OSError):
-                with open(self._beat, "w"):
-                    pass
+            self._touch()
             busy = self._recorder.inside_idents()
             frames = sys._current_frames()
             here = tuple(
@@ -77,3 +76,7 @@ class HangWatch:
             elif time.monotonic() - since >= self._seconds:
                 self._on_hang([busy[ident] for ident in sorted(busy)])
                 return
+
+    def _touch(self) -> None:
+        with contextlib.suppress(OSError), open(self._beat, "w"):
+            pass

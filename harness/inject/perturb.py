@@ -34,7 +34,7 @@ _HOLD: dict[str, tuple[str, ...]] = {
     "annotate.body": ("annotate.tested",),
 }
 _CHANCES = (0.4, 0.6, 0.8)  # one per seed: how often an arrival waits
-_LIMIT = 300  # waits in one run
+_LIMIT = 200  # waits in one run
 _LOOK = 0.05  # seconds between two looks whether the others are still alive
 
 

@@ -165,6 +165,8 @@ class Recorder:
         self._lanes: deque[_Lane] = deque(maxlen=_LANES)
         self._ring: deque[tuple[float, str, str, int | None, str]] = deque(maxlen=_EVENTS)
         self._closed: deque[Span] = deque(maxlen=_SPANS)
+        # Open spans by kind, oldest first. One dict operation each, so that no lock is needed.
+        self._open: dict[str, dict[int, Span]] = {k: {} for k in (TRACE, ANNOTATION, COMPILE)}
         self._samples: deque[dict[str, Any]] = deque(maxlen=_SPANS)
         self._last_sample: dict[str, str] = {}
 
@@ -188,7 +190,7 @@ class Recorder:
 
     def _call_enter(self, lane: _Lane, now: float, _error: BaseException | None) -> None:
         lane.counts["calls"] += 1
-        if self._inside(TRACE, lane):
+        if self._open[TRACE] and self._inside(TRACE, lane):
             self.exposures["fx-trace"] += 1
         self._enter(lane, CALL, now)
 
@@ -238,19 +240,26 @@ class Recorder:
         lane.counts["eager flex"] += 1
 
     def _enter(self, lane: _Lane, kind: str, now: float, *, stack: bool = False) -> None:
-        raw = _raw_stack(sys._getframe(1)) if stack else ()
-        lane.open.setdefault(kind, []).append(Span(lane.label, kind, now, raw_stack=raw))
+        span = Span(lane.label, kind, now, raw_stack=_raw_stack(sys._getframe(1)) if stack else ())
+        lane.open.setdefault(kind, []).append(span)
+        if kind in self._open:
+            self._open[kind][id(span)] = span
 
     def _leave(self, lane: _Lane, kind: str, now: float) -> None:
         if spans := lane.open.get(kind):
             span = spans.pop()
             span.end = now
             self._closed.append(span)
+            if kind in self._open:
+                self._open[kind].pop(id(span), None)
 
     def _inside(self, kind: str, but: _Lane) -> list[Span]:
         """Open spans of other threads, the outermost of each."""
-        lanes = [lane for lane in tuple(self._lanes) if lane is not but]
-        return [spans[0] for lane in lanes if (spans := tuple(lane.open.get(kind, ())))]
+        found: dict[str, Span] = {}
+        for span in tuple(self._open[kind].values()):
+            if span.thread != but.label:
+                found.setdefault(span.thread, span)
+        return list(found.values())
 
     def _lane(self) -> _Lane:
         lane: _Lane | None = getattr(self._local, "lane", None)
