@@ -54,11 +54,10 @@ def two_masks() -> Threads:
     return [build, build]
 
 
-def warm_beside_recompile() -> Threads:
+def warm_beside_recompile(steps: int = 2) -> Threads:
     """Three drafters attend with their compiled flex_attention, forward and backward.
 
-    Two keep their row length, thread-1 meets a second one and compiles again: the program of
-    the report that this project began with, in three steps.
+    Two keep their row length; in its second step thread-1 meets another one and compiles again.
     """
     import torch.nn.attention.flex_attention as flex
 
@@ -76,7 +75,8 @@ def warm_beside_recompile() -> Threads:
         return work
 
     short, long = LENGTHS
-    return [drafter((short, short)), drafter((short, long)), drafter((short, short))]
+    lengths = [(short, short), (short, long), (short, short)]
+    return [drafter(one[:steps]) for one in lengths]
 
 
 def _make_fx() -> object:
@@ -92,3 +92,44 @@ def _compiled(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], 
         compiled(torch.ones(2, requires_grad=True)).sum().backward()
 
     return work
+
+
+def two_locks() -> Threads:
+    """A deadlock of the program's own, which nobody has told the harness of."""
+    import threading
+
+    import torch._dynamo.convert_frame as convert_frame
+
+    own = threading.Lock()
+
+    def first() -> None:
+        with own, convert_frame.compile_lock:
+            pass
+
+    def second() -> None:
+        with convert_frame.compile_lock, own:
+            pass
+
+    return [first, second]
+
+
+def crash_in_the_second_order() -> Threads:
+    """Dies in one of the two orders only."""
+    import os
+    import signal
+
+    done: list[int] = []
+
+    def first() -> None:
+        done.append(1)
+
+    def second() -> None:
+        if not done:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    return [first, second]
+
+
+def broken() -> Threads:
+    """Fails before there is any thread."""
+    raise LookupError("no such data")
