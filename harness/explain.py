@@ -129,7 +129,8 @@ def load(folder: Path) -> list[Report]:
     if not folder.is_dir():
         raise ExplainError(f"{folder}: no such folder")
     found = [_load_ours(path) for path in (folder / "crash.json",) if path.is_file()]
-    found += [_load_ours(path) for path in sorted(folder.glob("*/crash.json"))]
+    for pattern in ("*/crash.json", "crashes/*/crash.json"):  # processes; cases of a test run
+        found += [_load_ours(path) for path in sorted(folder.glob(pattern))]
     for path in (folder / "report.json", folder / "crash" / "report.json"):
         if path.is_file() and (report := _load_training(path)) is not None:
             found.append(report)

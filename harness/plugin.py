@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness import replay_option
+from harness import crash, replay_option
 from harness.baseline import Baseline, BaselineError
 from harness.capture import CapturedError, capture_error
 from harness.crew import Crew
@@ -232,6 +232,11 @@ def race_trial(request: pytest.FixtureRequest, race_isolated: RunIsolated) -> Ca
         if config.option.race_report is not None:
             folder = Path(config.option.race_report)
             row = files.write_case(folder, request.node.name, record, row)
+            if not row.met:
+                crash_folder = files.crash_folder(folder, row)
+                why = crash.write_case(crash_folder, record, dump=result.dump)
+                told = why or f"harness explain {crash_folder}"
+                request.node.add_report_section("call", "race case: crash folder", told)
         rows.append(row)
         request.node.user_properties.extend(ci.properties(row))
         if not row.met:

@@ -2,6 +2,7 @@
 
 ``report.json`` has the run and its rows, ``index.html`` is the page made from it, and ``cases/``
 has per case ``NAME.json``, the whole record, and ``NAME.trace.json``, its timeline as trace events.
+``crashes/NAME/`` is the folder of a case that is not what it had to be (:mod:`harness.crash`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SCHEMA = 1
 
 def clear(folder: Path) -> None:
     """Removes what an earlier run left, so that no stale case is taken for one of this run."""
-    shutil.rmtree(folder / "cases", ignore_errors=True)
+    for name in ("cases", "crashes"):
+        shutil.rmtree(folder / name, ignore_errors=True)
     for name in ("report.json", "index.html"):
         (folder / name).unlink(missing_ok=True)
 
@@ -43,6 +45,11 @@ def write_case(folder: Path, name: str, record: Mapping[str, Any], row: Row) -> 
 def trace_path(case: Path) -> Path:
     """``NAME.trace.json`` beside ``NAME.json``."""
     return case.with_name(case.name.removesuffix(".json") + ".trace.json")
+
+
+def crash_folder(folder: Path, row: Row) -> Path:
+    """Where a case that has been written leaves its crash folder."""
+    return folder / "crashes" / Path(row.file).stem
 
 
 def _claim(folder: Path, name: str) -> Path:
