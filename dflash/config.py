@@ -87,11 +87,12 @@ class ObjectiveSettings(_Section):
 
 
 class OptimizerSettings(_Section):
-    """AdamW, its schedule and the size of a step."""
+    """The optimizer, its schedule and the size of a step."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "muon"] = "adamw"  # muon: for matrices; the rest is AdamW's
     learning_rate: float = Field(6e-4, gt=0)
     betas: tuple[float, float] = (0.9, 0.95)
+    momentum: float = Field(0.95, ge=0, lt=1)  # muon's
     weight_decay: float = Field(0.0, ge=0)
     eps: float = Field(1e-8, gt=0)
     schedule: Literal["cosine", "linear", "constant"] = "cosine"

@@ -1,4 +1,4 @@
-"""One optimizer step from pooled sums: divide, clip, learning rate, AdamW.
+"""One optimizer step from pooled sums: divide, clip, learning rate, AdamW or Muon.
 
 Weights, optimizer state and step counters are fp32; autocast is for the compute before. The
 schedule is a function of the step alone, so a resumed run goes on exactly where it was.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -46,8 +46,58 @@ def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
     return settings.learning_rate * (floor + (1 - floor) * SCHEDULES[settings.schedule](progress))
 
 
+@dataclass(frozen=True)
+class Part:
+    """An optimizer of torch and the parameters that it steps.
+
+    prefix: of its state's names. keys: of the state per parameter.
+    """
+
+    prefix: str
+    optimizer: torch.optim.Optimizer
+    named: dict[str, Tensor]
+    keys: tuple[str, ...]
+
+
+def _adamw(settings: OptimizerSettings, named: Mapping[str, Tensor]) -> list[Part]:
+    optimizer = torch.optim.AdamW(
+        list(named.values()),
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.eps,
+        weight_decay=settings.weight_decay,
+        # The other implementations ask whether anything compiles, in any thread, and then
+        # compute in another order; this one does not (and is the fastest).
+        fused=True,
+    )
+    return [Part("adamw", optimizer, dict(named), ("step", "exp_avg", "exp_avg_sq"))]
+
+
+def _muon(settings: OptimizerSettings, named: Mapping[str, Tensor]) -> list[Part]:
+    """Orthogonalised momentum (K. Jordan 2024) for matrices, AdamW for the rest.
+
+    Updates are scaled to AdamW's size (arXiv 2502.16982), so that learning rates carry over.
+    """
+    matrices = {name: p for name, p in named.items() if p.ndim == 2}
+    others = {name: p for name, p in named.items() if p.ndim != 2}
+    muon = torch.optim.Muon(
+        list(matrices.values()),
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    return [Part("muon", muon, matrices, ("momentum_buffer",)), *_adamw(settings, others)]
+
+
+OPTIMIZERS: dict[str, Callable[[OptimizerSettings, Mapping[str, Tensor]], list[Part]]] = {
+    "adamw": _adamw,
+    "muon": _muon,
+}
+
+
 class Optimizer:
-    """AdamW over the master drafter's parameters.
+    """The recipe's optimizer over the master drafter's parameters.
 
     Args:
         named: name -> parameter, fp32, in a fixed order.
@@ -62,18 +112,8 @@ class Optimizer:
                 raise ValueError(f"optimizer: {name} is {parameter.dtype}, weights must be float32")
         self.settings = settings
         self.steps = steps
-        self._names = list(named)
         self._parameters = list(named.values())
-        self._adamw = torch.optim.AdamW(
-            self._parameters,
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-            # The other implementations ask whether anything compiles, in any thread, and then
-            # compute in another order; this one does not (and is the fastest).
-            fused=True,
-        )
+        self._parts = OPTIMIZERS[settings.name](settings, named)
 
     @torch.no_grad()
     def step(
@@ -95,26 +135,29 @@ class Optimizer:
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.clip))
         if not math.isfinite(norm):
             raise FloatingPointError(f"step {number}: the gradient's norm is {norm}")
-        for group in self._adamw.param_groups:
-            group["lr"] = rate
-        self._adamw.step()
+        for part in self._parts:
+            for group in part.optimizer.param_groups:
+                group["lr"] = rate
+            part.optimizer.step()
         return {"learning_rate": rate, "gradient_norm": norm}
 
     def tensors(self) -> dict[str, Tensor]:
         """The whole state by name: ``adamw.exp_avg.NAME`` ... (copies, on the CPU)."""
-        found = {}
-        for name, parameter in zip(self._names, self._parameters, strict=True):
-            for key, value in self._adamw.state.get(parameter, {}).items():
-                found[f"adamw.{key}.{name}"] = torch.as_tensor(value).detach().cpu().clone()
-        return found
+        return {
+            f"{part.prefix}.{key}.{name}": torch.as_tensor(value).detach().cpu().clone()
+            for part in self._parts
+            for name, parameter in part.named.items()
+            for key, value in part.optimizer.state.get(parameter, {}).items()
+        }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of :meth:`tensors`; KeyError names what is missing."""
-        for name, parameter in zip(self._names, self._parameters, strict=True):
-            keys = [k for k in ("step", "exp_avg", "exp_avg_sq") if f"adamw.{k}.{name}" in tensors]
-            if not keys:
-                continue  # saved before the first step
-            state: dict[str, Any] = {}
-            for key in ("step", "exp_avg", "exp_avg_sq"):
-                state[key] = tensors[f"adamw.{key}.{name}"].to(parameter.device, copy=True)
-            self._adamw.state[parameter] = state
+        for part in self._parts:
+            for name, parameter in part.named.items():
+                names = {key: f"{part.prefix}.{key}.{name}" for key in part.keys}
+                if not any(full in tensors for full in names.values()):
+                    continue  # saved before the first step
+                part.optimizer.state[parameter] = {
+                    key: tensors[full].to(parameter.device, copy=True)
+                    for key, full in names.items()
+                }

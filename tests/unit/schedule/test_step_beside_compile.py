@@ -13,6 +13,7 @@ from dflash.optimization import Optimizer
 
 DEADLINE = 60
 SETTINGS = OptimizerSettings(learning_rate=1e-2, weight_decay=0.1, schedule="constant")
+MUON = SETTINGS.model_copy(update={"name": "muon"})
 
 
 def beside_a_compile(action: Callable[[], None]) -> bool:
@@ -59,9 +60,15 @@ def weights_after(make_step, overlap: bool) -> tuple[torch.Tensor, bool]:
     return weight.detach().clone(), saw
 
 
-def ours(weight):
+def adamw(weight):
     optimizer = Optimizer(SETTINGS, {"weight": weight}, 17)
     return lambda number, gradient: optimizer.step(number, [gradient], 3.0)
+
+
+def muon(weight):
+    gain = torch.nn.Parameter(torch.ones(48))
+    optimizer = Optimizer(MUON, {"weight": weight, "gain": gain}, 17)
+    return lambda number, gradient: optimizer.step(number, [gradient, gradient[0].clone()], 3.0)
 
 
 def foreach(weight):
@@ -74,7 +81,8 @@ def foreach(weight):
     return step
 
 
-def test_the_trainers_step_does_not_depend_on_what_compiles_beside_it():
+@pytest.mark.parametrize("ours", [adamw, muon])
+def test_the_trainers_step_does_not_depend_on_what_compiles_beside_it(ours):
     alone, _ = weights_after(ours, overlap=False)
     beside, saw = weights_after(ours, overlap=True)
     if torch.__version__.startswith("2.13"):
@@ -90,3 +98,34 @@ def test_another_implementation_does_depend_on_it():
     alone, _ = weights_after(foreach, overlap=False)
     beside, saw = weights_after(foreach, overlap=True)
     assert saw and not torch.equal(alone, beside)
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, MUON])
+def test_a_restored_optimizer_goes_on_bit_for_bit(settings):
+    def make():
+        torch.manual_seed(0)
+        named = {"weight": torch.nn.Parameter(torch.randn(8, 6)),
+                 "gain": torch.nn.Parameter(torch.ones(6))}  # fmt: skip
+        return named, Optimizer(settings, named, 6)
+
+    def step(optimizer, number):
+        draw = torch.Generator().manual_seed(number)
+        shapes = ((8, 6), (6,))
+        optimizer.step(number, [torch.randn(shape, generator=draw) for shape in shapes], 2.0)
+
+    whole, optimizer = make()
+    for number in range(6):
+        step(optimizer, number)
+    first, optimizer = make()
+    for number in range(3):
+        step(optimizer, number)
+    saved, weights = optimizer.tensors(), {n: p.detach().clone() for n, p in first.items()}
+    second, optimizer = make()
+    with torch.no_grad():
+        for name, parameter in second.items():
+            parameter.copy_(weights[name])
+    optimizer.load(saved)
+    for number in range(3, 6):
+        step(optimizer, number)
+    assert all(torch.equal(second[name], whole[name]) for name in whole)
+    assert not all(torch.equal(first[name], whole[name]) for name in whole)
