@@ -8,7 +8,7 @@ at once (:mod:`harness.linewise`), ``torch/fx/_symbolic_trace.py:*``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -146,6 +146,23 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("triton.runtime.autotuner:Autotuner.run@exit",),
     ),
 }
+
+# What a trial's timeline shows beyond POINTS. Inductor's only when it is loaded already: nobody
+# shall pay for its import who compiles with another backend.
+STAGES = (
+    "aot.begin",
+    "aot.end",
+    "inductor.begin",
+    "inductor.end",
+    "torch.autograd.graph:_engine_run_backward@entry",
+    "torch.autograd.graph:_engine_run_backward@exit",
+)
+
+
+def stages(loaded: Container[str]) -> list[str]:
+    """Those of :data:`STAGES` that cost no import, given the names of the loaded modules."""
+    inductor = "torch._inductor.compile_fx" in loaded
+    return [name for name in STAGES if inductor or not name.startswith("inductor.")]
 
 
 def is_point(text: str) -> bool:

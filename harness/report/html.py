@@ -85,6 +85,7 @@ class Entry:
     troubles: tuple[Trouble, ...] = ()
     record_link: str = ""
     trace_link: str = ""
+    crash_folder: str = ""
     others: tuple[tuple[str, str], ...] = ()  # text and link of further runs that were not met
 
     @property
@@ -162,6 +163,7 @@ def _entry(index: int, group: Sequence[Row], folder: Path) -> Entry:
             "troubles": tuple(_troubles(record)),
             "record_link": _link(folder, Path(row.file)),
             "trace_link": _link(folder, trace_path(Path(row.file or "none.json"))),
+            "crash_folder": _crash_folder(folder, row),
             "others": tuple(
                 (r.file.removesuffix(".json"), _link(folder, Path(r.file)))
                 for r in group
@@ -187,6 +189,12 @@ def _record(folder: Path, row: Row) -> Mapping[str, Any]:
 def _link(folder: Path, name: Path) -> str:
     exists = name.name and (folder / "cases" / name.name).is_file()
     return f"cases/{quote(name.name)}" if exists else ""
+
+
+def _crash_folder(folder: Path, row: Row) -> str:
+    """Its crash folder, where one was left."""
+    path = folder / "crashes" / Path(row.file).stem
+    return str(path) if row.file and path.is_dir() else ""
 
 
 def _drawing(record: Mapping[str, Any]) -> Drawing | None:

@@ -63,12 +63,22 @@ _PAIRS = {
     "lock.wait": ("lock.held", "lock"),
     "lock.held": ("lock.released", "dynamo"),
     "trace.begin": ("trace.left", "trace"),
-    "trace.body": ("trace.end", "flag"),
+    # The flag is still up at trace.end, where a script may hold the thread: it ends with the trace.
+    "trace.body": ("", "flag"),
     "annotate.body": ("annotate.left", "annotation"),
     "dynamo.begin": ("dynamo.end", "dynamo"),
     "aot.begin": ("aot.end", "aot"),
     "inductor.begin": ("inductor.end", "inductor"),
-    "torch.autograd:backward@entry": ("torch.autograd:backward@exit", "backward"),
+    "torch.autograd.graph:_engine_run_backward@entry": (
+        "torch.autograd.graph:_engine_run_backward@exit",
+        "backward",
+    ),
+}
+# A span is not begun inside these: whoever holds the lock does not wait for it, and the backward
+# that AOT autograd traces while a call compiles is not one that runs.
+_NOT_INSIDE = {
+    "lock.wait": ("lock.held",),
+    "torch.autograd.graph:_engine_run_backward@entry": ("call.enter",),
 }
 _ENDS: dict[str, list[str]] = {}
 for _first, (_last, _) in _PAIRS.items():
@@ -215,8 +225,8 @@ def _spans(events: Sequence[Mapping[str, Any]], end: float | None) -> list[Span]
             _mark(stack, "call.enter", "eager")
         if what == "lock.held":
             _mark(stack, "call.enter", "compiling")
-        if what not in _PAIRS or (what == "lock.wait" and enclosing("lock.held")):
-            continue  # whoever holds the lock does not wait for it
+        if what not in _PAIRS or any(enclosing(outer) for outer in _NOT_INSIDE.get(what, ())):
+            continue
         stack.append((what, Span(_PAIRS[what][1], at, at, event["step"])))
     while stack:
         close(events[-1]["t"] if end is None else end, still_open=end is not None)

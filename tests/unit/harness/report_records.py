@@ -115,6 +115,7 @@ def raised() -> dict[str, Any]:
         },
         "exposures": {"fx-trace": {"drafter-0": 1}},
     }
+    record["cause"] = [{"text": "fx-tracing-flag was written last by drafter-1"}]
     return record
 
 

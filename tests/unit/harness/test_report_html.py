@@ -73,6 +73,7 @@ def test_each_case_shows_verdict_lanes_stacks_and_replay_line(failing):
         "python -m pytest &#39;tests/test_it.py::test_guard[none]&#39;",
         "7 more events were not recorded",
         "timeline as trace events",
+        "fx-tracing-flag was written last by drafter-1",
     ):
         assert part in section, part
 
@@ -81,6 +82,13 @@ def test_a_native_crash_and_a_hang_have_their_sections(failing):
     assert "Fatal Python error: Segmentation fault" in failing
     assert "drafter-1 had not ended at the deadline" in failing
     assert "the compile lock was held by drafter-1" in failing
+
+
+def test_a_crash_folder_is_named_where_there_is_one(tmp_path, failing):
+    assert "harness explain" not in failing
+    (tmp_path / "crashes" / "hang").mkdir(parents=True)
+    text = html.write_index(tmp_path).read_text()
+    assert text.count(f"harness explain {tmp_path}/crashes/hang") == 1
 
 
 def test_what_is_not_as_expected_stands_first(failing):

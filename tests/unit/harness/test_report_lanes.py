@@ -27,7 +27,7 @@ def test_pairs_of_events_are_spans_and_a_lock_taken_again_is_none():
         "lock": (0.12, 0.2),
         "dynamo": (0.2, 0.6),
         "trace": (0.3, 0.52),
-        "flag": (0.31, 0.5),
+        "flag": (0.31, 0.52),
     }
     assert spans(completed(), "drafter-0") == {
         "step": (0.4, 0.48),
@@ -41,6 +41,17 @@ def test_a_call_that_raised_and_one_that_ran_eager_are_told_apart():
     record = completed()
     record["watch"]["timeline"].insert(12, event(0.465, "drafter-0", "flex.eager", 3))
     assert spans(record, "drafter-0")["eager"] == (0.46, 0.47)
+
+
+def test_a_backward_that_runs_is_a_span_and_one_that_is_traced_is_none():
+    begin, end = (f"torch.autograd.graph:_engine_run_backward@{at}" for at in ("entry", "exit"))
+    record = completed()
+    timeline_of = record["watch"]["timeline"]
+    timeline_of += [event(0.8, "drafter-1", begin), event(0.9, "drafter-1", end)]
+    timeline_of.insert(7, event(0.315, "drafter-1", begin))
+    timeline_of.insert(8, event(0.32, "drafter-1", end))
+    (lane,) = [lane for lane in timeline(record).lanes if lane.thread == "drafter-1"]
+    assert [(s.begin, s.end) for s in lane.spans if s.stage == "backward"] == [(0.8, 0.9)]
 
 
 def test_the_moment_of_failure_is_the_first_word_of_the_error_in_the_last_step():
