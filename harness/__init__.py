@@ -5,9 +5,13 @@ package in projects whose collection must stay cheap. Modules that need torch im
 they are used.
 """
 
+from harness.control import Control
 from harness.crew import Crew, Member, Outcome
+from harness.explore import Exploration, Runner, Target, explore
 from harness.isolate import CaseResult, Isolation
+from harness.replay import Schedule, ScheduleError
 from harness.schedule import Script, ScriptError, Step
+from harness.strategies import Follow, Preemptions, Priorities
 from harness.trial import Trial
 from harness.verdict import Expectation, Verdict, judge
 
@@ -15,15 +19,25 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CaseResult",
+    "Control",
     "Crew",
     "Expectation",
+    "Exploration",
+    "Follow",
     "Isolation",
     "Member",
     "Outcome",
+    "Preemptions",
+    "Priorities",
+    "Runner",
+    "Schedule",
+    "ScheduleError",
     "Script",
     "ScriptError",
     "Step",
+    "Target",
     "Trial",
     "Verdict",
+    "explore",
     "judge",
 ]

@@ -6,13 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import explore as search
 from harness import probes
-from harness import shrink as smaller
 from harness.control import SWITCH_POINTS
+from harness.explore import PRELOADED, Runner, Target
+from harness.explore import explore as search
 from harness.isolate import Isolation
 from harness.points import to_install
 from harness.replay import Schedule
+from harness.shrink import same_verdict
+from harness.shrink import shrink as make_smaller
 from harness.unfix import CATALOGUE
 from harness.verdict import Record, Verdict, findings, judge
 
@@ -47,8 +49,8 @@ def explore(
     for wrong in [one for one in unfix if one not in CATALOGUE]:
         raise ValueError(f"unknown unfix {wrong!r}: there are {', '.join(CATALOGUE)}")
     to_install(points)
-    target = search.Target(str(Path(file).resolve()), name, unfix=tuple(unfix))
-    found = search.explore(
+    target = Target(str(Path(file).resolve()), name, unfix=tuple(unfix))
+    found = search(
         target,
         bound=bound,
         budget_seconds=budget,
@@ -72,9 +74,9 @@ def replay(path: Path) -> Done:
         ValueError: it cannot be read, or its target is not there.
     """
     schedule = Schedule.load(path)
-    target = search.Target.of_schedule(schedule)
-    with Isolation(preload=search.PRELOADED) as isolation:
-        record = search.Runner(target, isolation).replay(schedule)
+    target = Target.of_schedule(schedule)
+    with Isolation(preload=PRELOADED) as isolation:
+        record = Runner(target, isolation).replay(schedule)
     missed = record.get("script", {}).get("missed")
     seen = [str(finding) for finding in findings(record)]
     lines = [f"verdict: {judge(record)}", *seen]
@@ -93,13 +95,13 @@ def shrink(path: Path, *, state: str | None, out: Path | None) -> Done:
         ValueError: it cannot be read, its target is not there, or it does not fail that way.
     """
     schedule = Schedule.load(path)
-    target = search.Target.of_schedule(schedule)
+    target = Target.of_schedule(schedule)
     if state is None and "verdict" not in schedule.facts:
         raise ValueError(f"{path} has no line 'verdict: ...'; say what to keep with --state")
-    keep = smaller.same_verdict(schedule) if state is None else stuck(state)
+    keep = same_verdict(schedule) if state is None else stuck(state)
     out = out or path.with_suffix(f".small{path.suffix}")
-    with Isolation(preload=search.PRELOADED) as isolation:
-        small = smaller.shrink(schedule, search.Runner(target, isolation).replay, keep)
+    with Isolation(preload=PRELOADED) as isolation:
+        small = make_smaller(schedule, Runner(target, isolation).replay, keep)
     small.schedule.save(out)
     lines = [str(small), *map(str, small.schedule.lines), f"schedule: {out}"]
     return Done("\n".join(lines), 0 if small.holds else 1)
