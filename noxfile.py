@@ -223,6 +223,13 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Triage on random and mutated logs: ten minutes, or as long as -- --seconds N says."""
+    _install(session, "test")
+    _finish(session, _python(session, "tests/unit/triage/fuzz.py", *session.posargs), "fuzzing")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """ruff and mypy."""
     _install(session, "test", "lint")

@@ -116,6 +116,7 @@ class Collector:
         self.speakers: dict[str, Speaker] = {}
         self.stated_torch: dict[str, int] = {}
         self.logged: dict[Frame, None] = {}
+        self.went_on: dict[str, int] = {}  # input -> offset of its last ordinary line
         self.overflow = 0
         self.lines = 0
         self.last_time: str | None = None
@@ -130,6 +131,7 @@ class Collector:
         self._before: Line | None = None
         found = _RANK_IN_NAME.search(name)
         self._rank = next((g for g in found.groups() if g), None) if found else None
+        self._plain = f"{self._rank or ''}/"  # the key of a line that names nobody
 
     def take(self, name: str, raws: Iterable[Raw]) -> None:
         """Reads one log to its end."""
@@ -140,6 +142,9 @@ class Collector:
 
     def add(self, raw: Raw) -> None:
         """Reads one line."""
+        if not raw.data and not raw.gap and not self._reading():
+            self.lines += 1
+            return
         line = parse_line(raw.data, raw.offset, raw.number or None)
         if line.rank is None:
             line.rank = self._rank
@@ -159,6 +164,15 @@ class Collector:
         self._heard(line, raw)
         if line.text.strip() and not taken:
             stream.before = self._before = line
+            self.went_on[self._name] = line.offset
+
+    def _reading(self) -> bool:
+        """Whether a blank line could end, or belong to, something."""
+        return any(
+            stream.tracebacks.reading or stream.dumps.busy
+            for stream in (self._streams.get(self._last_marked), self._streams.get(self._plain))
+            if stream is not None
+        )
 
     def finish(self) -> None:
         """The end of a log: whatever is open is closed."""
@@ -172,7 +186,7 @@ class Collector:
 
     def _stream(self, line: Line) -> _Stream:
         key = line.key
-        marked = key != f"{self._rank or ''}/" or line.time is not None
+        marked = key != self._plain or line.time is not None
         if not marked:
             last = self._streams.get(self._last_marked)
             opened = last is not None and (last.tracebacks.busy or last.dumps.busy)

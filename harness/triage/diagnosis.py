@@ -125,6 +125,9 @@ def diagnose(
     groups = _without_echoes([group for group in collector.groups.values() if group is not None])
     dumps = [group for group in groups if group.event.kind is Kind.STACKS]
     failed = [group for group in groups if group.event.kind in FAILURES]
+    for group in failed:  # what a program dealt with is followed by more of the program
+        went_on = collector.went_on.get(group.last.name, -1) > group.last.offset
+        group.event.handled = group.event.handled and went_on
     failures = _in_order([group for group in failed if not group.event.handled])
     told = [group for group in failures if group.event.kind is not Kind.ERROR]
     failures = told or failures

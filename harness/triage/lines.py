@@ -124,11 +124,13 @@ def _take(line: Line, found: re.Match[str]) -> None:
         case "service":
             line.rank = line.rank or group("service")
         case "torch":
-            line.time, line.level = f"{group('td')} {group('tt')}", _LEVELS[group("tl")]
+            line.time = line.time or f"{group('td')} {group('tt')}"
+            line.level = _LEVELS[group("tl")]
             line.compile_id, line.artifact = group("cid"), group("artifact")
             line.source = f"{group('tfile')}:{group('tline')}"
         case "cfile":
-            line.time, line.level = f"{group('cd')} {group('ct')}", _LEVELS[group("cl")]
+            line.time = line.time or f"{group('cd')} {group('ct')}"
+            line.level = _LEVELS[group("cl")]
             line.source = group("cfile")
         case "time" | "clock":
             line.time = line.time or group("time") or group("clock")

@@ -38,7 +38,7 @@ _SHELL = re.compile(
 _SHELL_LINE = re.compile(
     r"^(?:\S+: line \d+:\s+\d+ |(?:slurmstepd|srun|bash|make|/bin/\w+): .*|\[\d+\].*)?\s*"
     r"(?:Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Terminated"
-    r"|Floating point exception)\b"
+    r"|Floating point exception)(?:\s*$|\s+\(core dumped\)|\s{2,}\S|:\s*\d)"
 )
 _SEGV_HANDLER = re.compile(r"\b(?:Caught|Received|received) signal (\d+) \(?(SIG\w+|[A-Z][\w ]+)")
 _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")

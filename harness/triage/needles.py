@@ -77,7 +77,9 @@ def _needles(more: tuple[str, ...]) -> Needles:
     wanted = list(dict.fromkeys([*BASE, *more]))
     kept = [text for text in wanted if not any(o != text and o in text for o in wanted)]
     kept.sort()
-    parts = [(at, kept[at : at + VECTOR_LITERALS]) for at in range(0, len(kept), VECTOR_LITERALS)]
+    # Of equal size: the search of a few literals looks for single bytes, which are everywhere.
+    size = -(-len(kept) // -(-len(kept) // VECTOR_LITERALS))
+    parts = [(at, kept[at : at + size]) for at in range(0, len(kept), size)]
     return Needles(
         tuple(kept),
         tuple(FORWARD_OF_DUMPS if text in _DUMPS else FORWARD for text in kept),

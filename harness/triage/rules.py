@@ -41,7 +41,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -115,12 +115,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Log:
-    """What a rule can look at."""
+    """What a rule can look at; `told` remembers which groups hold an expression."""
 
     torch: TorchVersion
     failures: Sequence[Group]
     notices: Sequence[Group]
     dumps: Sequence[Group]
+    told: dict[str, list[Group]] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1)
@@ -318,19 +319,26 @@ def shape(frame: Frame, torch: TorchVersion) -> str:
 
 def _in_log(text: str, log: Log, but: Group | None) -> Group | None:
     """A line, or another failure's message or type, in which ``text`` is found."""
-    pattern = re.compile(text)
-    told = [group for group in log.notices if pattern.search(group.event.message)]
+    if text not in log.told:
+        log.told[text] = _telling(re.compile(text), log)
+    told = log.told[text]
+    if but is not None and told and told[0] is but:
+        told = told[1:]
     if told:
-        return max(told, key=lambda group: group.count)
-    if but is not None and pattern.search(but.event.context):
-        return but
-    for group in log.dumps:
-        if pattern.search(group.event.type):
-            return group
+        return told[0]
+    return but if but is not None and re.search(text, but.event.context) else None
+
+
+def _telling(pattern: re.Pattern[str], log: Log) -> list[Group]:
+    """The groups that tell it, at most two: the line that was said most often, then failures."""
+    said = [group for group in log.notices if pattern.search(group.event.message)]
+    told = [max(said, key=lambda group: group.count)] if said else []
     for group in log.failures:
-        if group is but:
-            continue
-        for one in group.event.chain():
-            if pattern.search(f"{one.type}: {one.message}") or pattern.search(one.context):
-                return group
-    return None
+        if len(told) > 1:
+            break
+        if any(
+            pattern.search(f"{one.type}: {one.message}") or pattern.search(one.context)
+            for one in group.event.chain()
+        ):
+            told.append(group)
+    return told + [group for group in log.dumps if pattern.search(group.event.type)][:1]

@@ -53,11 +53,18 @@ _FREE = re.compile(r"(?:^\^C|(?<![\w.]))([\w.]*(?:Error|Exception|Interrupt|Exit
 _IN_THREAD = re.compile(r"Exception in thread ([^\n:]{1,120}?)(?: \(([^)\n]{1,80})\))?:")
 _NAMED = re.compile(r"(?<![\w/.-])([A-Za-z][A-Za-z_]{1,30}-\d{1,4}(?:_\d{1,4})?)(?![\w.-])")
 _USER_CODE = "from user code"
+# How the messages of torch go on; others only when indented, or announced by a colon.
+_CONTINUATIONS = (
+    "  ", _USER_CODE, "Set TORCH", "You can suppress", "To ", "CUDA kernel errors", "For debugging",
+    "Compile with", "Device-side", "Exception raised from", "While executing", "Original traceback",
+)  # fmt: skip
 _HANDLED = re.compile(
     r"\b(?:retry|retrying|retried|will retry|falling back|fall back|fallback|ignored|ignoring"
     r"|skipped|skipping|handled|recovered|expected|non-fatal)\b",
     re.I,
 )
+_RETRIED = re.compile(r"\b(?:retry|retrying|will retry|falling back)\b", re.I)
+_FAILED = re.compile(r"fail|error|exception|could not|cannot|unable|caught|invalid|refused", re.I)
 _SURVIVED_LEVELS = {"DEBUG", "INFO", "WARNING", "NOTICE", "TRACE"}
 _NO_NAMES = {"utf-8", "utf-16", "cp-1252", "sha-256", "sha-1", "iso-8859"}
 
@@ -112,6 +119,11 @@ class Tracebacks:
     def busy(self) -> bool:
         """Whether the next line may belong to a traceback."""
         return bool(self._open)
+
+    @property
+    def reading(self) -> bool:
+        """Whether a traceback is open, or the message of the last one may go on."""
+        return bool(self._open) or self._closed is not None
 
     def gap(self) -> None:
         """Lines were left out here."""
@@ -330,9 +342,10 @@ class Tracebacks:
             return False
         if body.startswith(_USER_CODE):
             closed.user_code = True
-        more = body.startswith((_USER_CODE, "Set TORCH", "You can suppress", "To ", "  "))
-        if closed.blank and not (more or announced or closed.user_code):
-            return False
+        more = body.startswith(_CONTINUATIONS) or announced or closed.user_code
+        if not more or (closed.blank and body.startswith("  ") and not announced):
+            # Anything else is the next output of the program.
+            return closed.user_code or bool(body.startswith("  "))
         if len(closed.event.message) < MESSAGE_CHARACTERS:
             closed.event.message = f"{closed.event.message}\n{body}"[:MESSAGE_CHARACTERS]
         return True
@@ -369,13 +382,16 @@ class Tracebacks:
 
 def free_exception(line: Line, name: str) -> Iterator[Event]:
     """An exception that a log line states without a traceback."""
-    found = _FREE.search(line.text)
+    text = line.text
+    if text.lstrip(" ")[:1] in ("|", "+"):  # a member of an exception group without a stack
+        text = _DECORATION.sub("", text)
+    found = _FREE.search(text)
     if found is None or not found[1].rpartition(".")[2][:1].isupper():
         return
     stated = line.level in ("ERROR", "CRITICAL") or found.start() == 0
     if not stated or (line.level in _SURVIVED_LEVELS):
         return
-    before = line.text[: found.start(1)]
+    before = text[: found.start(1)]
     yield Event(
         Kind.EXCEPTION,
         line.place(name),
@@ -411,7 +427,16 @@ def _known(body: str) -> bool:
 
 
 def _handled(context: str, level: str | None) -> bool:
-    return level in _SURVIVED_LEVELS or bool(_HANDLED.search(context))
+    """Whether the line before says that the program dealt with it.
+
+    The line before a crash is mostly the last one that the program wrote about something else, so
+    a low level alone says nothing.
+    """
+    if level in ("ERROR", "CRITICAL"):
+        return bool(_RETRIED.search(context))
+    if _HANDLED.search(context):
+        return True
+    return level in _SURVIVED_LEVELS and level != "INFO" and bool(_FAILED.search(context))
 
 
 def _named_in(text: str) -> str | None:

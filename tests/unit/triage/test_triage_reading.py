@@ -1,0 +1,149 @@
+"""Bytes in, the right lines out: packed, piped, growing, endless; bounded memory, linear work."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import random
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from harness.triage import reader, scan, search, triage_paths, triage_text
+from harness.triage.reader import Block, Unreadable, blocks
+from harness.triage.scan import lines
+
+CALM = "2026-01-01 10:00:00,000 INFO step 1 loss 2.0\n"
+FAILURE = (
+    'Traceback (most recent call last):\n  File "/opt/a.py", line 3, in f\n    g()\n'
+    "ValueError: no\n"
+)
+
+
+def answer(diagnosis):
+    return [(g.event.type, g.count, g.first.line, g.last.line) for g in diagnosis.failures]
+
+
+@pytest.mark.parametrize("block", [64, 1000, 4096, 1 << 20])
+@pytest.mark.parametrize("head", [0, 100, 1 << 20])
+def test_the_answer_does_not_depend_on_blocks(tmp_path, monkeypatch, block, head):
+    """Also with the tracebacks across the ends of blocks, and numbers of lines stay right."""
+    text = (CALM * 50 + FAILURE) * 7 + CALM * 9
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    monkeypatch.setattr(reader, "BLOCK", block)
+    monkeypatch.setattr(scan, "HEAD", head)
+    monkeypatch.setattr(scan, "TAIL", 200)
+    monkeypatch.setattr(scan, "SAMPLE", 100)
+    assert answer(triage_paths([path])) == [("ValueError", 7, 51, 51 + 6 * 54)]
+
+
+def test_only_what_lies_round_a_hit_is_parsed(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(CALM * 150_000 + FAILURE + CALM * 50_000)
+    diagnosis = triage_paths([path])
+    assert answer(diagnosis) == [("ValueError", 1, 150_001, 150_001)]
+    assert diagnosis.lines < 60_000
+
+
+def test_packed_logs(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    data = (CALM * 10 + FAILURE).encode()
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(data))
+    (tmp_path / "a.log.zst").write_bytes(zstandard.compress(data) + zstandard.compress(data))
+    assert answer(triage_paths([tmp_path / "a.log.gz"])) == [("ValueError", 1, 11, 11)]
+    assert answer(triage_paths([tmp_path / "a.log.zst"])) == [("ValueError", 2, 11, 25)]
+
+
+def test_zst_without_its_package_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    (tmp_path / "a.zst").write_bytes(b"")
+    with pytest.raises(Unreadable, match="needs the package zstandard"):
+        triage_paths([tmp_path / "a.zst"])
+
+
+@pytest.mark.parametrize("name", ["missing.log", "bad.gz", "bad.zst", "folder"])
+def test_what_cannot_be_read_is_named(tmp_path, name):
+    (tmp_path / "bad.gz").write_bytes(b"no gzip")
+    (tmp_path / "bad.zst").write_bytes(b"no zstandard")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(Unreadable, match=name) as caught:
+        triage_paths([tmp_path / name])
+    assert "\n" not in str(caught.value)
+
+
+def test_several_logs_are_one_run(tmp_path):
+    for rank in (0, 3):
+        (tmp_path / f"rank{rank}.log").write_text(CALM + FAILURE)
+    diagnosis = triage_paths(sorted(tmp_path.glob("*.log")))
+    (group,) = diagnosis.failures
+    assert group.count == 2 and group.threads == ["rank0", "rank3"]
+    assert {group.first.name, group.last.name} == set(diagnosis.inputs)
+
+
+def test_a_growing_log_is_followed_until_it_is_quiet(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(CALM)
+    seen = threading.Event()
+
+    def grow():
+        with path.open("a") as log:
+            log.write(FAILURE + CALM)
+            log.flush()
+            assert seen.wait(60)  # the first failure is told while the log still grows
+            log.write(FAILURE.replace("ValueError", "KeyError") + CALM)
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    diagnosis = triage_paths([path], follow=True, idle=2.0, on_new=lambda group: seen.set())
+    thread.join(60)
+    assert [g.event.type for g in diagnosis.failures] == ["ValueError", "KeyError"]
+
+
+def test_standard_input(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "triage", "-"],
+        input=(CALM + FAILURE).encode(), capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and b"ValueError" in done.stdout
+
+
+def test_a_line_without_an_end_takes_bounded_memory(monkeypatch):
+    monkeypatch.setattr(reader, "BLOCK", 1 << 16)
+    source = io.BytesIO(b"x" * (1 << 20) + b"Error" + b"y" * (1 << 20))
+    got = list(reader._whole_lines(lambda: source.read(1 << 16) or None))
+    assert max(len(block.data) for block in got) <= 1 << 17
+    assert sum(len(block.data) for block in got) == (2 << 20) + 5
+    taken = list(lines(got, search()))
+    assert any(raw.hit and b"Error" in raw.data for raw in taken)
+    assert sum(len(raw.data) for raw in taken) < 1 << 20
+
+
+def test_hits_of_a_long_line_are_cut_out():
+    data = b"a" * 50_000 + b" ValueError: no " + b"b" * 50_000 + b"\n"
+    taken = [raw for raw in lines([Block(0, data, True)], search()) if raw.hit]
+    assert taken and all(len(raw.data) <= 4096 for raw in taken)
+    assert any(b"ValueError: no" in raw.data for raw in taken)
+
+
+def test_carriage_returns_divide_a_line():
+    text = "10%|#  |\r20%|## |\rTraceback (most recent call last):\r\n" + FAILURE.partition("\n")[2]
+    assert answer(triage_text(text)) == [("ValueError", 1, 1, 1)]
+
+
+def test_grep_with_the_printed_pattern_finds_the_hits(tmp_path):
+    """The literals and the expression that is printed are the same search."""
+    rng = random.Random(3)
+    words = [*search().literals, *["step", "loss", "[rank0]: ", "x.y", "(idle"] * 60]
+    path = tmp_path / "a.log"
+    path.write_text("".join(" ".join(rng.choices(words, k=3)) + "\n" for _ in range(400)))
+    hit = {raw.number for raw in lines(blocks(str(path)), search()) if raw.hit}
+    done = subprocess.run(
+        ["grep", "-nE", search().grep(), str(path)], capture_output=True, text=True, check=False,
+        env=os.environ | {"LC_ALL": "C"},
+    )  # fmt: skip
+    found = {int(line.partition(":")[0]) for line in done.stdout.splitlines()}
+    assert hit == found and 0 < len(found) < 400

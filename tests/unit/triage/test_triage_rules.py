@@ -1,0 +1,139 @@
+"""Every cause has its rule, a bad rule is refused, a race is told from a nested trace."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from harness.triage import rules, search, triage_text
+from harness.triage.roles import TorchVersion
+
+CAUSES = tomllib.loads((Path(__file__).parents[2] / "triage" / "causes.toml").read_text())
+NO_RULE = {"none", "unknown", "not-in-a-log"}
+
+
+def test_every_cause_has_one_rule_and_every_rule_a_cause():
+    ids = [rule.id for rule in rules.load()]
+    assert sorted(ids) == sorted(CAUSES.keys() - NO_RULE)
+    assert all((rules.FOLDER / f"{name}.toml").is_file() for name in ids)
+
+
+@pytest.mark.parametrize("rule", rules.load(), ids=lambda rule: rule.id)
+def test_a_rule_says_what_a_reader_needs(rule):
+    assert rule.why and rule.state and rule.fix and rule.guard and rule.references and rule.next
+
+
+def test_the_literals_stay_few_enough_for_a_fast_search():
+    assert len(search().literals) <= 128
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('id = "x"', "title is missing"),
+        ('id = "x"\ntitel = "y"', "unknown field 'titel'"),
+        ('id="x"\ntitle="y"\nwhy="z"\n[[matches]]\nmassage="a"\nconfidence="high"', "massage"),
+        ('id="x"\ntitle="y"\nwhy="z"\n[[matches]]\nmessage="a"\nconfidence="sure"', "confidence"),
+        ('id="x"\ntitle="y"\nwhy="z"\n[[matches]]\nmessage="("\nconfidence="high"', "match 1"),
+        ("id = ", "x.toml"),
+    ],
+)
+def test_a_bad_rule_is_refused_in_one_line(tmp_path, text, what):
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(rules.BadRule, match=what):
+        rules.read(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "text", "holds"),
+    [
+        ("2.13.0", "<2.14", True), ("2.14.0", "<2.14", False), ("2.14.1", ">=2.14", True),
+        ("2.11.0", ">=2.12", False), ("2.12.1", ">=2.12,<2.14", True), ("2.9.1", "==2.9", True),
+        ("2.10.0", "==2.9", False), ("2.9.1", "<=2.9", True), ("2.9.1", ">2.9", False),
+        ("2.10.0", ">2.9", True), ("2.9.1", "", True),
+    ],
+)  # fmt: skip
+def test_ranges_of_versions(version, text, holds):
+    assert rules.in_range(TorchVersion(version, "stated"), text) is holds
+    assert rules.in_range(TorchVersion(), text)
+
+
+def stack(*frames, thread="drafter-1"):
+    head = [f"Exception in thread {thread}:"] if thread else []
+    body = []
+    for file, line, function, source in frames:
+        body += [f'  File "{file}", line {line}, in {function}', f"    {source}"]
+    end = (
+        "RuntimeError: Detected that you are using FX to symbolically trace a dynamo-optimized "
+        "function. This is not supported at the moment."
+    )
+    return "\n".join([*head, "Traceback (most recent call last):", *body, end]) + "\n"
+
+
+SITE = "/v/lib/python3.12/site-packages/"
+BOOT = ("/usr/lib/python3.12/threading.py", 1073, "_bootstrap_inner", "self.run()")
+STEP = ("/opt/train.py", 9, "step", "y = net(x)")
+RAISE = (f"{SITE}torch/_dynamo/eval_frame.py", 989, "compile_wrapper", "raise RuntimeError(")
+TRACE = (f"{SITE}torch/fx/_symbolic_trace.py", 879, "trace", "(self.create_arg(fn(*args)),),")
+
+
+def test_a_race_and_a_nested_trace_are_told_apart_by_the_stack():
+    race = triage_text(stack(BOOT, STEP, RAISE)).causes
+    assert (race[0].id, race[0].confidence) == ("fx-flag-other-thread", "high")
+    nested = triage_text(stack(BOOT, TRACE, STEP, RAISE)).causes
+    assert (nested[0].id, nested[0].confidence) == ("fx-nested-trace-same-thread", "high")
+    assert all(c.confidence != "high" for c in (*race[1:], *nested[1:]))
+
+
+def test_confidence_is_lower_where_the_stack_does_not_show_the_thread_s_beginning():
+    (first, *_) = triage_text(stack(STEP, RAISE, thread=None)).causes
+    assert (first.id, first.confidence) == ("fx-flag-other-thread", "medium")
+    message = stack(STEP, RAISE).splitlines()[-1]
+    (first, second) = triage_text(f"ERROR {message}\n").causes
+    assert (first.id, first.confidence) == ("fx-flag-other-thread", "low")
+    assert (second.id, second.alternative) == ("fx-nested-trace-same-thread", True)
+
+
+def test_a_torch_whose_flag_is_per_thread():
+    frame = (RAISE[0], 1209, *RAISE[2:])
+    (first, *_) = triage_text("torch 2.14.1\n" + stack(STEP, frame, thread=None)).causes
+    assert first.id == "fx-nested-trace-same-thread" and first.confidence != "high"
+    (first, *_) = triage_text("torch 2.14.1\n" + stack(BOOT, STEP, frame)).causes
+    assert (first.id, first.confidence) == ("fx-flag-other-thread", "medium")
+
+
+def test_a_failure_without_a_rule_is_unknown_and_not_guessed():
+    text = "Traceback (most recent call last):\n" + '  File "/opt/a.py", line 3, in f\n    g()\n'
+    (cause,) = triage_text(text + "KeyError: 'custom'\n").causes
+    assert (cause.id, cause.confidence) == ("unknown", "low")
+    assert "KeyError: 'custom'" in cause.why and "/opt/a.py:3 f" in cause.why
+
+
+def test_lines_beside_a_failure_do_not_explain_it():
+    text = (
+        "W1130 17:10:21.441000 9346 torch/_dynamo/convert_frame.py:1994] [0/8] torch._dynamo hit "
+        "config.recompile_limit (8)\n"
+    )
+    (alone,) = triage_text(text).causes
+    assert alone.id == "recompile-limit-shared-cache"
+    first, *rest = triage_text(
+        text + "Traceback (most recent call last):\n" + '  File "/opt/a.py", line 3, in f\n'
+        "    g()\nZeroDivisionError: division by zero\n"
+    ).causes
+    assert first.id == "unknown" and [cause.id for cause in rest] == [alone.id]
+
+
+def test_a_consequence_stands_behind_its_cause():
+    watchdog = (
+        "[rank1]:[E304 08:10:01.119 ProcessGroupNCCL.cpp:683] [Rank 1] Watchdog caught collective "
+        "operation timeout: WorkNCCL(SeqNum=44, OpType=ALLREDUCE) ran for 600101 milliseconds\n"
+    )
+    (alone,) = triage_text(watchdog).causes
+    assert (alone.id, alone.confidence) == ("nccl-watchdog-timeout", "high")
+    first, *rest = triage_text(stack(BOOT, STEP, RAISE) + watchdog).causes
+    assert first.id == "fx-flag-other-thread" and not first.secondary
+    after = next(cause for cause in rest if cause.id == "nccl-watchdog-timeout")
+    assert after.secondary and after.confidence == "low"

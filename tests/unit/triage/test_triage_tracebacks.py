@@ -1,0 +1,215 @@
+"""Tracebacks in all the forms in which logs hold them, each beside something that is none."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from harness.triage import triage_text
+from harness.triage.events import Kind
+
+
+def only(text):
+    (group,) = triage_text(text).failures
+    return group
+
+
+ONE = """\
+Traceback (most recent call last):
+  File "/opt/a.py", line 3, in <module>
+    f()
+    ~^^
+  File "/opt/a.py", line 2, in f
+    raise ValueError("no")
+ValueError: no
+"""
+
+
+def test_a_plain_traceback_with_carets_and_source():
+    group = only("step 1\n" + ONE + "step 2\n")
+    assert group.event.type == "ValueError" and group.event.message == "no"
+    assert [f.source for f in group.event.frames] == ["f()", 'raise ValueError("no")']
+    assert group.threads == ["MainThread"] and group.event.whole
+    assert str(group.first) == "-:2"
+
+
+def test_what_python_prints_is_what_is_read():
+    def inner():
+        raise KeyError("x")
+
+    try:
+        try:
+            inner()
+        except KeyError as error:
+            raise RuntimeError("outer") from error
+    except RuntimeError as error:
+        text = "".join(traceback.format_exception(error))
+    event = only(text).event
+    assert (event.type, event.message) == ("RuntimeError", "outer")
+    assert [cause.type for cause in event.causes] == ["KeyError"]
+    assert event.causes[0].frames[-1].function == "inner"
+
+
+def test_an_exception_group_gives_its_members():
+    members = []
+    for error in (ValueError("a"), KeyError("b")):
+        try:
+            raise error
+        except Exception as caught:
+            members.append(caught)
+    try:
+        raise ExceptionGroup("several", [*members, OSError("bare")])
+    except ExceptionGroup as group:
+        text = "".join(traceback.format_exception(group))
+    types = {g.event.type: len(g.event.frames) for g in triage_text(text).failures}
+    assert types == {"ExceptionGroup": 1, "ValueError": 1, "KeyError": 1, "OSError": 0}
+
+
+def test_a_thread_is_named_by_its_excepthook():
+    text = ONE.replace("<module>", "_bootstrap_inner")
+    group = only("Exception in thread drafter-1:\n" + text)
+    assert group.threads == ["drafter-1"]
+    group = only("Exception in thread Thread-3 (worker):\n" + text)
+    assert group.threads == ["Thread-3"]
+
+
+def test_a_program_s_own_words_name_the_thread():
+    text = "CRITICAL 14:02:55 worker-3 uncaught exception\n" + ONE
+    assert only(text).threads == ["worker-3"]
+    assert only("2026-01-01 10:00:00 ERROR reading utf-8 failed\n" + ONE).threads == ["MainThread"]
+
+
+def test_equal_failures_are_said_once_with_their_count():
+    text = "".join(
+        f"Exception in thread w-{n}:\n" + ONE.replace("<module>", "run") + f"step {n}\n"
+        for n in range(5)
+    )
+    group = only(text)
+    assert group.count == 5 and group.threads == [f"w-{n}" for n in range(5)]
+    assert group.first.line == 2 and group.last.line == 2 + 4 * 9
+
+
+def test_two_threads_that_print_line_by_line():
+    lines = ONE.replace("<module>", "run").splitlines()
+    head = ["Exception in thread a-1:", "Exception in thread b-2:"]
+    text = "\n".join([*head, *(line for line in lines for _ in range(2))]) + "\n"
+    group = only(text)
+    assert group.count == 2 and sorted(group.threads) == ["a-1", "b-2"]
+    assert len(group.event.frames) == 2
+
+
+def test_ranks_that_mix_their_lines():
+    lines = ONE.splitlines()
+    text = "\n".join(f"[rank{n}]: {line}" for line in lines for n in range(3)) + "\n"
+    group = only(text)
+    assert group.count == 3 and group.threads == ["rank0", "rank1", "rank2"]
+
+
+def test_other_output_in_the_middle():
+    lines = ONE.splitlines()
+    text = "\n".join([*lines[:3], "step 7 loss 2.0", "a word", *lines[3:]]) + "\n"
+    event = only(text).event
+    assert event.type == "ValueError" and len(event.frames) == 2
+
+
+def test_a_beginning_that_is_cut_off():
+    event = only("\n".join(ONE.splitlines()[2:]) + "\n").event
+    assert event.type == "ValueError" and not event.whole and len(event.frames) == 1
+
+
+def test_an_end_that_is_cut_off():
+    event = only("\n".join(ONE.splitlines()[:4]) + "\n").event
+    assert event.kind is Kind.FRAMES and event.type == ""
+
+
+def test_frames_without_source_lines():
+    text = "\n".join(line for line in ONE.splitlines() if not line.startswith("    ")) + "\n"
+    event = only(text).event
+    assert event.type == "ValueError" and [f.source for f in event.frames] == ["", ""]
+
+
+def test_the_message_of_dynamo_with_user_code():
+    text = ONE.replace(
+        "ValueError: no",
+        "torch._dynamo.exc.Unsupported: no\n  Explanation: why\n\nfrom user code:\n"
+        '   File "/opt/net.py", line 9, in forward\n    return x\n\n'
+        "Set TORCHDYNAMO_VERBOSE=1 for it",
+    )
+    event = only(text).event
+    assert event.short_type == "Unsupported" and "Explanation" in event.message
+    assert event.details["user_code"] == ["/opt/net.py:9 forward"]
+
+
+def test_an_original_traceback_inside_a_message():
+    inner = ONE.replace("Traceback", "Original Traceback").replace("ValueError: no", "KeyError: 1")
+    text = ONE.replace("ValueError: no", "KeyError: Caught KeyError in worker.") + inner
+    event = only(text).event
+    assert [cause.type for cause in event.causes] == ["KeyError"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    ["2026-01-01 10:00:00 WARNING fetch failed, retrying", "INFO falling back to the slow path"],
+)
+def test_a_failure_that_the_program_dealt_with_is_none(before):
+    diagnosis = triage_text(f"{before}\n{ONE}step 2\n")
+    assert not diagnosis.failures and diagnosis.exit_code == 0
+    assert [group.event.type for group in diagnosis.handled] == ["ValueError"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "2026-01-01 10:00:00 INFO step 1 loss 2.0",
+        "2026-01-01 10:00:00 WARNING low disk",
+        "ERROR drafter-1 died",
+        "validation error 0.3",
+    ],
+)
+def test_the_line_before_a_crash_is_mostly_about_something_else(before):
+    assert only(f"{before}\n{ONE}step 2\n").event.type == "ValueError"
+
+
+def test_nothing_was_dealt_with_when_nothing_follows():
+    assert only("WARNING fetch failed, retrying\n" + ONE).event.type == "ValueError"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "error 0.5\nvalidation error 3\n",
+        "test_error_handling PASSED\n",
+        "WARNING ConnectionResetError: retrying in 3 s\n",
+        "Finished: 0 failed, no Exception\n",
+        "see RuntimeError: in the documentation of torch.compile\n",
+    ],
+)
+def test_the_word_error_is_no_failure(text):
+    diagnosis = triage_text(text)
+    assert diagnosis.exit_code == 0 and not diagnosis.failures
+
+
+def test_an_exception_stated_beside_its_traceback_counts_once():
+    text = "2026-01-01 10:00:00 ERROR drafter-1 died: ValueError: no\n" + ONE
+    group = only(text)
+    assert group.count == 1 and group.threads == ["drafter-1"]
+
+
+def test_a_notebook_s_form():
+    text = (
+        "RuntimeError                              Traceback (most recent call last)\n"
+        "File /opt/v/lib/python3.12/site-packages/torch/fx/_symbolic_trace.py:1377, in "
+        "symbolic_trace(root)\n   1376     x = 1\n--> 1377     graph = tracer.trace(root)\n\n"
+        "RuntimeError: boom\n"
+    )
+    (frame,) = only(text).event.frames
+    assert (frame.file, frame.line, frame.function, frame.source) == (
+        "torch/fx/_symbolic_trace.py", 1377, "symbolic_trace", "graph = tracer.trace(root)",
+    )  # fmt: skip
+
+
+def test_a_line_of_level_error_counts_only_when_nothing_else_failed():
+    line = "10:00:00 ERROR run stopped: no batch\n"
+    assert only(line).event.kind is Kind.ERROR
+    assert only(line + ONE).event.type == "ValueError"
