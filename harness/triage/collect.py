@@ -17,7 +17,8 @@ from harness.triage.events import FAILURES, Event, Frame, Kind, Place, shorten, 
 from harness.triage.lines import Line, parse_line
 from harness.triage.native import Native
 from harness.triage.scan import Raw
-from harness.triage.tracebacks import HEADER, Tracebacks, free_exception
+from harness.triage.tracebacks import HEADER, Tracebacks
+from harness.triage.words import free_exception
 
 STREAMS = 256  # more ranks and threads than that share one
 GROUPS = 2000

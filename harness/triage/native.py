@@ -55,10 +55,7 @@ _BY_SIGNAL = re.compile(
     r"(?:was killed by signal|is killed by signal|killed by signal|terminated by signal):?\s*"
     r"(SIG\w+|\d+|\w+)"
 )
-_CUDA_LINE = re.compile(
-    r"(CUDA error: .{1,200}|CUDA out of memory.{0,200}|device-side assert.{0,120}"
-    r"|Assertion `.{1,200}` failed\.?)"
-)
+_CUDA_LINE = re.compile(r"^(?:CUDA|HIP) error: .{1,200}|^CUDA out of memory.{0,200}")
 _SIGNALS = {
     6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM", 4: "SIGILL",
     2: "SIGINT", 1: "SIGHUP",
@@ -81,7 +78,6 @@ class Native:
     _frames: list[str] = field(default_factory=list)
     _patience: int = 0
     _summary: Event | None = None
-    _root: bool = False
 
     def feed(self, line: Line) -> tuple[bool, list[Event]]:
         """Whether the line was part of a native failure, and what is complete."""
@@ -150,6 +146,10 @@ class Native:
             event.details = {"exit_code": code, "pid": int(found[3]), "local_rank": int(found[2])}
             yield event
             return
+        found = _CUDA_LINE.match(text)
+        if found:
+            yield self._event(line, Kind.NATIVE, "CUDA error", found[0])
+            return
         name = _signal_in(text)
         if name:
             event = self._event(line, Kind.KILLED, name, text[:300])
@@ -157,20 +157,19 @@ class Native:
             yield event
 
     def _torchrun(self, line: Line, text: str) -> tuple[bool, list[Event]]:
+        """The table at the end of torchrun's output; ``text`` belongs to it or ends it."""
         if "Root Cause (first observed failure)" in text:
             out = self._end_summary()
             self._summary = self._event(line, Kind.NOTICE, "torchrun", "root cause")
             return True, out
-        found = _SUMMARY_FIELD.match(text)
         assert self._summary is not None
+        found = _SUMMARY_FIELD.match(text)
         if found:
             self._summary.details.setdefault(found[1], found[2].strip())
             return True, []
-        if text.startswith(("====", "----")):
-            return True, self._end_summary() if self._summary.details else []
-        if re.match(r"^\[\d+\]:$", self._summary.context or text) or not text.strip():
+        if not text.strip() or text == "[0]:":
             return True, []
-        return False, self._end_summary() if self._summary.details else []
+        return text.startswith(("====", "----")), self._end_summary()
 
     def _end_summary(self) -> list[Event]:
         event, self._summary = self._summary, None

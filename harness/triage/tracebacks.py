@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.triage.events import (
@@ -26,6 +25,7 @@ from harness.triage.events import (
     shorten,
 )
 from harness.triage.lines import Line
+from harness.triage.words import DECORATION, handled, named_in
 
 # A traceback of which nothing more came for this many lines of its stream is taken as cut off.
 PATIENCE_LINES = 400
@@ -37,7 +37,6 @@ _RICH_FRAME = re.compile(r"^[│|]?\s*(/[^\s:]{1,400}\.py):(\d{1,7}) in (\w{1,10
 _NOTEBOOK_FRAME = re.compile(r"^File (/[^\s:]{1,400}):(\d{1,7}), in ([^\s(]{1,200})(?:\(.*)?$")
 _ARROW = re.compile(r"^-+> ?\d+ (.*)$")
 _NUMBERED = re.compile(r"^ +\d+ ")
-_DECORATION = re.compile(r"^ *(?:[|+](?:-\+)?-* ?)+(?:\d+ -+)?")
 _CARETS = re.compile(r"^[\s~^]+$")
 _REPEATED = re.compile(r"^\s*\[Previous line repeated (\d+) more times?\]")
 _CHAINED = (
@@ -49,24 +48,13 @@ _KNOWN_ENDS = (
     "Error", "Exception", "Exit", "Interrupt", "Warning", "Timeout", "Group", "StopIteration",
     "Unsupported", "Empty", "Full", "Failed", "Expired", "Refused", "Abort", "Again", "Hit",
 )  # fmt: skip
-_FREE = re.compile(r"(?:^\^C|(?<![\w.]))([\w.]*(?:Error|Exception|Interrupt|Exit))(?:: (.*)|$)")
 _IN_THREAD = re.compile(r"Exception in thread ([^\n:]{1,120}?)(?: \(([^)\n]{1,80})\))?:")
-_NAMED = re.compile(r"(?<![\w/.-])([A-Za-z][A-Za-z_]{1,30}-\d{1,4}(?:_\d{1,4})?)(?![\w.-])")
 _USER_CODE = "from user code"
 # How the messages of torch go on; others only when indented, or announced by a colon.
 _CONTINUATIONS = (
     "  ", _USER_CODE, "Set TORCH", "You can suppress", "To ", "CUDA kernel errors", "For debugging",
     "Compile with", "Device-side", "Exception raised from", "While executing", "Original traceback",
 )  # fmt: skip
-_HANDLED = re.compile(
-    r"\b(?:retry|retrying|retried|will retry|falling back|fall back|fallback|ignored|ignoring"
-    r"|skipped|skipping|handled|recovered|expected|non-fatal)\b",
-    re.I,
-)
-_RETRIED = re.compile(r"\b(?:retry|retrying|will retry|falling back)\b", re.I)
-_FAILED = re.compile(r"fail|error|exception|could not|cannot|unable|caught|invalid|refused", re.I)
-_SURVIVED_LEVELS = {"DEBUG", "INFO", "WARNING", "NOTICE", "TRACE"}
-_NO_NAMES = {"utf-8", "utf-16", "cp-1252", "sha-256", "sha-1", "iso-8859"}
 
 
 @dataclass(slots=True)
@@ -139,7 +127,7 @@ class Tracebacks:
         text = line.text
         if self._open and self._lines - self._open[0].last_line > PATIENCE_LINES:
             out += self._give_up(self._open.pop(0))
-        body = _DECORATION.sub("", text) if text.lstrip(" ")[:1] in ("|", "+") else text
+        body = DECORATION.sub("", text) if text.lstrip(" ")[:1] in ("|", "+") else text
         if HEADER in text or "Traceback (most recent call first)" in text:
             out += self._header(line, body, context)
             return True, out
@@ -213,7 +201,7 @@ class Tracebacks:
         if opened.time is None and context is not None:
             opened.time = context.time
         if opened.thread is None:
-            opened.thread = _named_in(opened.context)
+            opened.thread = named_in(opened.context)
         self._open.append(opened)
         self._contiguous = True
         return out
@@ -311,7 +299,7 @@ class Tracebacks:
             time=opened.time,
             context=opened.context[:300],
             whole=opened.header,
-            handled=_handled(opened.context, opened.level),
+            handled=handled(opened.context, opened.level),
             compile_id=opened.compile_id or line.compile_id,
         )
         if opened.inner and self._outer is not None:
@@ -368,7 +356,7 @@ class Tracebacks:
             "rank": opened.rank,
             "time": opened.time,
             "context": opened.context[:300],
-            "handled": _handled(opened.context, opened.level),
+            "handled": handled(opened.context, opened.level),
         }
         if opened.header:
             return [Event(Kind.FRAMES, opened.place, frames=frames, causes=causes, **common)]  # type: ignore[arg-type]
@@ -378,32 +366,6 @@ class Tracebacks:
                 for frame, place in zip(frames, opened.places, strict=True)
             ]
         return [Event(Kind.FRAMES, opened.place, frames=frames, **common)] if frames else []  # type: ignore[arg-type]
-
-
-def free_exception(line: Line, name: str) -> Iterator[Event]:
-    """An exception that a log line states without a traceback."""
-    text = line.text
-    if text.lstrip(" ")[:1] in ("|", "+"):  # a member of an exception group without a stack
-        text = _DECORATION.sub("", text)
-    found = _FREE.search(text)
-    if found is None or not found[1].rpartition(".")[2][:1].isupper():
-        return
-    stated = line.level in ("ERROR", "CRITICAL") or found.start() == 0
-    if not stated or (line.level in _SURVIVED_LEVELS):
-        return
-    before = text[: found.start(1)]
-    yield Event(
-        Kind.EXCEPTION,
-        line.place(name),
-        type=found[1],
-        message=(found[2] or "")[:MESSAGE_CHARACTERS],
-        thread=line.thread or _named_in(before),
-        rank=line.rank,
-        time=line.time,
-        context=before[:300],
-        handled=_handled(line.text, line.level),
-        compile_id=line.compile_id,
-    )
 
 
 def _frame_in(body: str) -> re.Match[str] | None:
@@ -424,24 +386,3 @@ def _made(frame: list[str | int]) -> Frame:
 
 def _known(body: str) -> bool:
     return body.partition(":")[0].endswith(_KNOWN_ENDS)
-
-
-def _handled(context: str, level: str | None) -> bool:
-    """Whether the line before says that the program dealt with it.
-
-    The line before a crash is mostly the last one that the program wrote about something else, so
-    a low level alone says nothing.
-    """
-    if level in ("ERROR", "CRITICAL"):
-        return bool(_RETRIED.search(context))
-    if _HANDLED.search(context):
-        return True
-    return level in _SURVIVED_LEVELS and level != "INFO" and bool(_FAILED.search(context))
-
-
-def _named_in(text: str) -> str | None:
-    """A thread's name as programs write it into a message: ``drafter-1``, ``Thread-4``."""
-    for found in _NAMED.finditer(text[:300]):
-        if found[1].lower() not in _NO_NAMES:
-            return found[1]
-    return None

@@ -38,7 +38,7 @@ _PIECES = (
     "During handling of the above exception, another exception occurred:\n", "terminate called\n",
     "Root Cause (first observed failure):\n", "from user code:\n", "raised:\n", "\n",
     'Thread 5 (idle): "x"\n', "    f (a.py:3)\n", "Fatal Python error: Aborted\n",
-    "W0314 09:12:33.123000 12 torch/_dynamo/x.py:10] [0/8] ", "Original Traceback (most recent call",
+    "W0314 09:12:33.123000 12 torch/_dynamo/x.py:10] [0/8] ", "Original Traceback (most recent",
 )  # fmt: skip
 
 

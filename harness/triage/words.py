@@ -1,0 +1,74 @@
+"""What a log's own words say beside a traceback: who failed, whether it was dealt with, and what.
+
+Covered: names of threads in a message (``drafter-1``), "retrying" and its like, an exception that a
+line states without a traceback. English only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from harness.triage.events import MESSAGE_CHARACTERS, Event, Kind
+from harness.triage.lines import Line
+
+_NAMED = re.compile(r"(?<![\w/.-])([A-Za-z][A-Za-z_]{1,30}-\d{1,4}(?:_\d{1,4})?)(?![\w.-])")
+_HANDLED = re.compile(
+    r"\b(?:retry|retrying|retried|will retry|falling back|fall back|fallback|ignored|ignoring"
+    r"|skipped|skipping|handled|recovered|expected|non-fatal)\b",
+    re.I,
+)
+_RETRIED = re.compile(r"\b(?:retry|retrying|will retry|falling back)\b", re.I)
+_FAILED = re.compile(r"fail|error|exception|could not|cannot|unable|caught|invalid|refused", re.I)
+_SURVIVED_LEVELS = {"DEBUG", "INFO", "WARNING", "NOTICE", "TRACE"}
+_NO_NAMES = {"utf-8", "utf-16", "cp-1252", "sha-256", "sha-1", "iso-8859"}
+_FREE = re.compile(r"(?:^\^C|(?<![\w.]))([\w.]*(?:Error|Exception|Interrupt|Exit))(?:: (.*)|$)")
+# What an exception group puts before the lines of its members.
+DECORATION = re.compile(r"^ *(?:[|+](?:-\+)?-* ?)+(?:\d+ -+)?")
+
+
+def free_exception(line: Line, name: str) -> Iterator[Event]:
+    """An exception that a log line states without a traceback."""
+    text = line.text
+    if text.lstrip(" ")[:1] in ("|", "+"):  # a member of an exception group without a stack
+        text = DECORATION.sub("", text)
+    found = _FREE.search(text)
+    if found is None or not found[1].rpartition(".")[2][:1].isupper():
+        return
+    stated = line.level in ("ERROR", "CRITICAL") or found.start() == 0
+    if not stated or (line.level in _SURVIVED_LEVELS):
+        return
+    before = text[: found.start(1)]
+    yield Event(
+        Kind.EXCEPTION,
+        line.place(name),
+        type=found[1],
+        message=(found[2] or "")[:MESSAGE_CHARACTERS],
+        thread=line.thread or named_in(before),
+        rank=line.rank,
+        time=line.time,
+        context=before[:300],
+        handled=handled(line.text, line.level),
+        compile_id=line.compile_id,
+    )
+
+
+def handled(context: str, level: str | None) -> bool:
+    """Whether the line before says that the program dealt with it.
+
+    The line before a crash is mostly the last one that the program wrote about something else, so
+    a low level alone says nothing.
+    """
+    if level in ("ERROR", "CRITICAL"):
+        return bool(_RETRIED.search(context))
+    if _HANDLED.search(context):
+        return True
+    return level in _SURVIVED_LEVELS and level != "INFO" and bool(_FAILED.search(context))
+
+
+def named_in(text: str) -> str | None:
+    """A thread's name as programs write it into a message: ``drafter-1``, ``Thread-4``."""
+    for found in _NAMED.finditer(text[:300]):
+        if found[1].lower() not in _NO_NAMES:
+            return found[1]
+    return None
