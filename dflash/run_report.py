@@ -27,6 +27,7 @@ ACTIVITIES = ("start", "queue", "copy", "compute", "compile", "reduce")
 IDLE = ("start", "queue", "reduce")  # a worker that waits for others is not busy
 PAGE = "report.html"
 _TEMPLATES = Path(__file__).with_name("templates")
+_FIRST = 3  # charts above the workers; the others stand below
 _MOST_TEXT = 200_000  # characters of a crash's stacks
 
 
@@ -222,7 +223,8 @@ def render(run: Run) -> str:
     return environment.get_template("run.html").render(
         run=run,
         facts=_facts(run),
-        charts=[chart for chart in charts if chart.series],
+        charts=[chart for chart in charts[:_FIRST] if chart.series],
+        more_charts=[chart for chart in charts[_FIRST:] if chart.series],
         slots=_slot_bars(run),
         evaluations=[evaluation for evaluation in run.evaluations if not evaluation.problem],
         unreadable=[evaluation for evaluation in run.evaluations if evaluation.problem],
@@ -363,7 +365,9 @@ def _finite(value: Any) -> float | None:
 
 
 def _number(value: Any) -> str:
-    """Four significant digits; a dash for what is not a number."""
+    """A count as it is, else four significant digits; a dash for what is not a number."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
     number = _finite(value)
     if number is None:
         return "-" if value is None else str(value)

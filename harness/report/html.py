@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from harness.capture import RAISED, shorten
 from harness.report.files import trace_path, write_text
-from harness.report.lanes import ROWS, STAGES, Failure, Lane, Sighting, Span, Timeline, timeline
+from harness.report.lanes import STAGES, Failure, Lane, Sighting, Span, Timeline, timeline
 from harness.report.row import DANGERS, Row, grouped, worst
 
 MOST_SECTIONS = 300
@@ -128,7 +128,7 @@ def render(rows: Sequence[Row], facts: Mapping[str, Any], folder: Path) -> str:
         "unfixed": _unfixed,
         "most_probes": _MOST_PROBES,
         "stages": STAGES,
-        "rows": ROWS,
+        "lane_rows": _lane_rows,
     }
     entries = _entries(rows, folder)
     return environment.get_template("race.html").render(
@@ -156,21 +156,20 @@ def _entry(index: int, group: Sequence[Row], folder: Path) -> Entry:
     if index >= MOST_SECTIONS:
         return entry
     record = _record(folder, row)
-    return Entry(
-        **(vars(entry) | {
-            "record": record,
-            "drawing": _drawing(record),
-            "troubles": tuple(_troubles(record)),
-            "record_link": _link(folder, Path(row.file)),
-            "trace_link": _link(folder, trace_path(Path(row.file or "none.json"))),
-            "crash_folder": _crash_folder(folder, row),
-            "others": tuple(
-                (r.file.removesuffix(".json"), _link(folder, Path(r.file)))
-                for r in group
-                if not r.met and r is not row
-            ),
-        })
-    )  # fmt: skip
+    return replace(
+        entry,
+        record=record,
+        drawing=_drawing(record),
+        troubles=tuple(_troubles(record)),
+        record_link=_link(folder, Path(row.file)),
+        trace_link=_link(folder, trace_path(Path(row.file or "none.json"))),
+        crash_folder=_crash_folder(folder, row),
+        others=tuple(
+            (r.file.removesuffix(".json"), _link(folder, Path(r.file)))
+            for r in group
+            if not r.met and r is not row
+        ),
+    )
 
 
 def _record(folder: Path, row: Row) -> Mapping[str, Any]:
@@ -258,6 +257,11 @@ def _percent(at: float, drawn: Timeline) -> float:
 
 def _width(span: Span, drawn: Timeline) -> float:
     return round(100 * (span.end - span.begin) / drawn.seconds, 4)
+
+
+def _lane_rows(lane: Lane) -> int:
+    """Rows that a lane needs: most threads beside the crew need one or two."""
+    return max((STAGES[span.stage].row + 1 for span in lane.spans), default=1)
 
 
 def _moments(drawn: Timeline) -> list[tuple[float, str]]:

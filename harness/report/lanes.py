@@ -53,7 +53,6 @@ STAGES = {
         Stage("flag", "trace with the flag up", 4),
     )
 }
-ROWS = 1 + max(stage.row for stage in STAGES.values())
 
 # first event -> (event that ends the span, stage)
 _PAIRS = {

@@ -111,16 +111,18 @@ const zooms = {
 
 function axis(timeline) {
   const tracks = $(".tracks", timeline), canvas = $(".canvas", timeline), line = $(".axis", timeline);
-  const seconds = Number(timeline.dataset.seconds), width = canvas.clientWidth;
+  const begin = Number(timeline.dataset.begin), seconds = Number(timeline.dataset.seconds);
+  const width = canvas.clientWidth;
   if (!width) return;
   const rough = seconds * 90 / width, power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((n) => n * power >= rough);
-  const first = Math.floor(tracks.scrollLeft / width * seconds / step) - 1;
-  const last = Math.ceil((tracks.scrollLeft + tracks.clientWidth) / width * seconds / step) + 1;
+  const gridAt = (pixels) => (begin + pixels / width * seconds) / step;
+  const first = Math.max(Math.ceil(begin / step), Math.floor(gridAt(tracks.scrollLeft)) - 1);
+  const last = Math.ceil(gridAt(tracks.scrollLeft + tracks.clientWidth)) + 1;
   line.replaceChildren();
-  for (let n = Math.max(0, first); n <= last && n * step <= seconds - step / 2; n++) {
+  for (let n = first; n <= last && n * step <= begin + seconds - step / 2; n++) {
     const tick = document.createElement("span");
-    tick.style.left = (n * step / seconds * 100) + "%";
+    tick.style.left = ((n * step - begin) / seconds * 100) + "%";
     const at = n * step, digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
     tick.textContent = seconds >= 1 ? at.toFixed(digits) + " s" : (at * 1000).toFixed(Math.max(0, digits - 3)) + " ms";
     line.append(tick);
