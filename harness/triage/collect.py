@@ -216,7 +216,7 @@ class Collector:
         self._keep_all(events)
         if taken:
             return True
-        taken, events = stream.native.feed(line)
+        taken, events = stream.native.feed(line, raw.hit)
         self._keep_all(events)
         if taken or not (raw.hit or line.level in ("ERROR", "CRITICAL")):
             return taken

@@ -51,12 +51,12 @@ class Dumps:
     def feed(self, line: Line) -> tuple[bool, list[Event]]:
         """Whether the line was part of a dump, and the dump that it ended."""
         text = line.text
-        fatal = _FATAL.search(text)
+        fatal = _FATAL.search(text) if "Fatal" in text else None
         if fatal:
             out = self.finish()
             self._begin(line, Kind.FATAL, fatal[1].strip())
             return True, out
-        timeout = _TIMEOUT.match(text)
+        timeout = _TIMEOUT.match(text) if text.startswith("Timeout") else None
         if timeout:
             out = self.finish()
             self._begin(line, Kind.STACKS, f"faulthandler: timeout {timeout[1]}")

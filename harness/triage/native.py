@@ -79,8 +79,11 @@ class Native:
     _patience: int = 0
     _summary: Event | None = None
 
-    def feed(self, line: Line) -> tuple[bool, list[Event]]:
-        """Whether the line was part of a native failure, and what is complete."""
+    def feed(self, line: Line, hit: bool) -> tuple[bool, list[Event]]:
+        """Whether the line was part of a native failure, and what is complete.
+
+        ``hit``: one of the literals is in it; no native failure begins without one.
+        """
         text = line.text
         out: list[Event] = []
         if self._summary is not None or "Root Cause (first observed failure)" in text:
@@ -102,6 +105,8 @@ class Native:
             self._patience += 1
             if self._patience > 12:
                 out += self.finish()
+        if not hit:
+            return False, out
         terminate = _TERMINATE.search(text)
         if terminate:
             out += self.finish()
