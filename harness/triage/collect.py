@@ -16,6 +16,7 @@ from harness.triage.dumps import Dumps
 from harness.triage.events import FAILURES, Event, Frame, Kind, Place, shorten, signature
 from harness.triage.lines import Line, parse_line
 from harness.triage.native import Native
+from harness.triage.records import expand
 from harness.triage.scan import Raw
 from harness.triage.tracebacks import HEADER, Tracebacks
 from harness.triage.words import free_exception
@@ -153,6 +154,10 @@ class Collector:
             self._heard(line, raw)
             return
         self.lines += 1
+        for one in expand(line):
+            self._read(one, raw)
+
+    def _read(self, line: Line, raw: Raw) -> None:
         if raw.gap:
             for stream in self._streams.values():
                 stream.tracebacks.gap()

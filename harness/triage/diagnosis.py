@@ -252,9 +252,8 @@ def _asked_for(group: Group) -> bool:
 
 
 def _weight(finding: rules.Finding) -> tuple[bool, int, int]:
-    """Small is better: primary, sure, and with more conditions."""
-    conditions = max(len(match) for match in finding.rule.matches)
-    return finding.rule.secondary, _RANKS[finding.confidence], -conditions
+    """Small is better: primary, sure, and with more evidence."""
+    return finding.rule.secondary, _RANKS[finding.confidence], -len(finding.evidence)
 
 
 def _unknown(failures: Sequence[Group]) -> Cause:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from harness.triage import triage_text
 from harness.triage.lines import LINE_CHARACTERS, parse_line
 
 
@@ -68,3 +71,21 @@ def test_a_line_of_any_length_is_cut():
 
 def test_bytes_that_are_no_text_are_kept_as_signs():
     assert "�" in parse_line(b"a \xff\xfe b").text
+
+
+def test_a_log_of_json_records():
+    stack = 'Traceback (most recent call last):\n  File "/opt/a.py", line 3, in f\n    g("x")\n'
+    record = {"ts": "2026-01-01T10:00:00", "level": "error", "threadName": "loader",
+              "message": "step failed", "exc_info": stack + "KeyError: 'x'"}  # fmt: skip
+    calm = {"level": "info", "message": "ValueError: of no importance"}
+    text = "".join(json.dumps(row) + "\n" for row in (calm, record, calm))
+    (group,) = triage_text(text).failures
+    assert (group.event.type, group.threads) == ("KeyError", ["loader"])
+    assert group.event.frames[0].source == 'g("x")'
+    assert group.first_time == "2026-01-01T10:00:00"
+
+
+def test_a_json_record_that_is_cut_off():
+    text = '{"level": "error", "message": "RuntimeError: boom'
+    (group,) = triage_text(text).failures
+    assert group.event.message == "boom"
