@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import select
 import sys
 import threading
 import time
@@ -107,24 +108,32 @@ def _reader(
     stream: BinaryIO, path: str, *, follow: bool, idle: float | None
 ) -> Callable[[], bytes | None]:
     """A function that gives the next bytes; b"" for "nothing yet", None at the end."""
-    if not follow or path == "-":
+    if not follow:
 
         def read() -> bytes | None:
             return stream.read(BLOCK) or None
 
         return read
     never = threading.Event()
-    deadline = [time.monotonic() + idle if idle is not None else None]
+    quiet_since = time.monotonic()
 
     def read_on() -> bytes | None:
-        data = stream.read(BLOCK)
+        nonlocal quiet_since
+        if path == "-":
+            ready, _, _ = select.select([stream], [], [], POLL_SECONDS)
+            data = stream.read(BLOCK) if ready else b""
+            if ready and not data:
+                return None  # the writer has closed the pipe
+        else:
+            data = stream.read(BLOCK)
+            if not data:
+                never.wait(POLL_SECONDS)
+        now = time.monotonic()
         if data:
-            deadline[0] = time.monotonic() + idle if idle is not None else None
-            return data
-        if deadline[0] is not None and time.monotonic() >= deadline[0]:
+            quiet_since = now
+        elif idle is not None and now - quiet_since >= idle:
             return None
-        never.wait(POLL_SECONDS)
-        return b""
+        return data
 
     return read_on
 

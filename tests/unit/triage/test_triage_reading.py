@@ -111,6 +111,24 @@ def test_standard_input(tmp_path):
     assert done.returncode == 1 and b"ValueError" in done.stdout
 
 
+def test_a_pipe_that_stays_open_is_followed():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "triage", "-", "--follow", "--idle", "1"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        process.stdin.write((CALM + FAILURE + CALM).encode())
+        process.stdin.flush()
+        first = process.stderr.readline()  # while the pipe is open
+        out = process.stdout.read()
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            stream.close()
+    assert b"ValueError: no" in first and b"failures, in order" in out
+
+
 def test_a_line_without_an_end_takes_bounded_memory(monkeypatch):
     monkeypatch.setattr(reader, "BLOCK", 1 << 16)
     source = io.BytesIO(b"x" * (1 << 20) + b"Error" + b"y" * (1 << 20))
