@@ -26,7 +26,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from harness.places import is_place
-from harness.points import Event
+from harness.points import Event, to_install
 from harness.replay import BLOCKED, END, Line, Passed, Schedule, parting
 from harness.strategies import Choice, Follow, Preemptions, Priorities, Strategy
 
@@ -47,6 +47,7 @@ _LOOK_EVERY = 0.02  # seconds between two looks of the watcher
 _BLOCKED_AFTER = 6  # looks without any progress
 _BUSY = 0.1  # share of a processor that a thread uses that is not blocked
 
+FREE, SCRIPTED = "free", "scripted"  # how a run without control came about
 READY, RUNNING, WAITS_FOR_LOCK, WAITS, ENDED = "ready", "running", "lock", "waits", "ended"
 
 
@@ -298,15 +299,17 @@ class Recorder:
     """Writes down what a run without control passes, so that it has a schedule too.
 
     Args:
-        how: ``free`` or ``scripted``.
+        how: :data:`FREE` or :data:`SCRIPTED`.
+        points: the further points that the trial installs; the standard ones are there anyway.
     """
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, points: Iterable[str] = ()) -> None:
         self._how = how
         self._lock = threading.Lock()
         self._roles: frozenset[str] | None = None
         self._trace: list[Passed] = []
-        self._switch = Control(Preemptions())
+        standard = [point for point in SWITCH_POINTS if not to_install([point])]
+        self._switch = Control(Preemptions(), points=(*standard, *to_install(points)))
 
     def begin(self, roles: Iterable[str]) -> None:
         """Names the crew: what other threads pass is not written down."""
@@ -321,7 +324,7 @@ class Recorder:
     def record(self) -> dict[str, Any]:
         """Plain data for a trial's record."""
         with self._lock:
-            facts = {"how": self._how, "points": " ".join(self._switch.points)}
+            facts = {"how": self._how, "points": " ".join(map(_one_word, self._switch.points))}
             schedule = Schedule.of_trace(self._trace, facts)
         return {
             "how": self._how,

@@ -2,8 +2,9 @@
 
 A failing race test writes its schedule beside the report (or into pytest's cache) and prints the
 command. The schedule goes to the isolated case in its environment, takes the place of the case's
-own script or start pattern, and must pass the recorded trace: a run that goes another way is a
-harness error that says where the two part.
+control or start pattern, and must pass the recorded trace: a run that goes another way is a
+harness error that says where the two part. A run that its own script forced is repeated by that
+script: what stands in the file is what was seen then, several threads at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from harness.control import VARIABLE
+from harness.control import SCRIPTED, VARIABLE
 from harness.explore import CASE, Target
 from harness.isolate import _address
 from harness.replay import Schedule, ScheduleError
@@ -75,6 +76,8 @@ def environment(item: pytest.Item) -> dict[str, str]:
     item.stash[_trials] = number
     schedule = item.config.stash.get(_schedule, None)
     if schedule is None or schedule.facts.get("trial", "1") != str(number):
+        return {}
+    if schedule.facts.get("how") == SCRIPTED:
         return {}
     return {VARIABLE: json.dumps({"strategy": "follow", "schedule": str(schedule)})}
 

@@ -156,14 +156,22 @@ import json, os
 
 def scheduled():
     given = json.loads(os.environ.get("RACE_CONTROL", "null"))
-    text = "schedule v1\\ndrafter-0 trace.body\\ndrafter-1 end\\n"
+    text = "schedule v1\\nhow: HOW\\ndrafter-0 trace.body\\ndrafter-1 end\\n"
     record = completed() if given else raises()
     return {**record, "schedule": {"text": text}, "notes": {"given": given}}
 """
 
 
+def test_a_run_that_a_script_forced_is_repeated_by_that_script(project):
+    project.makepyfile(cases=CASES + SCHEDULED.replace("HOW", "scripted"))
+    test = "def test_a(race_trial): race_trial(cases.scheduled, expect=OK)"
+    run(project, test, "--race-report=out").assert_outcomes(failed=1)
+    (file,) = (project.path / "out" / "schedules").glob("*")
+    run(project, test, f"--race-replay={file}").assert_outcomes(failed=1)  # no control was given
+
+
 def test_a_failing_test_prints_a_replay_that_runs_it_again_under_its_schedule(project):
-    project.makepyfile(cases=CASES + SCHEDULED)
+    project.makepyfile(cases=CASES + SCHEDULED.replace("HOW", "free"))
     test = """
 def test_other(race_trial): race_trial(cases.completed, expect=OK)
 @pytest.mark.parametrize("n", [1, 2])
