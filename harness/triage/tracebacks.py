@@ -57,6 +57,13 @@ _CONTINUATIONS = (
 )  # fmt: skip
 
 
+_Key = tuple[str | int, ...]
+_END: _Key = ("",)
+# Functions at which the stack of a thread or of a program begins.
+_STARTS = {"_bootstrap", "_bootstrap_inner", "<module>"}
+LEARNED = 5000
+
+
 @dataclass(slots=True)
 class _Open:
     """A traceback of which the last line has not come."""
@@ -75,8 +82,8 @@ class _Open:
     last_line: int = 0
     inner: bool = False  # "Original Traceback" in the message of another one
 
-    def keys(self) -> list[tuple[str | int, ...]]:
-        return [tuple(frame[:3]) for frame in self.frames]
+    def last_key(self) -> _Key:
+        return _key(self.frames[-1]) if self.frames else ()
 
 
 @dataclass(slots=True)
@@ -100,6 +107,9 @@ class Tracebacks:
         self._no_source: deque[list[str | int]] = deque()
         self._link: Event | None = None
         self._outer: Event | None = None
+        self._behind: dict[_Key, set[_Key]] = {}  # frame -> what was seen behind it
+        self._sources: dict[_Key, str] = {}
+        self._last_frame: list[str | int] | None = None
         self._lines = 0
         self._contiguous = False
 
@@ -221,7 +231,9 @@ class Tracebacks:
                 _Open(line.place(self.name), False, line.thread, line.rank, line.time)
             )
         target = self._owner(frame)
+        self._learn(target, _key(frame))
         target.last_line = self._lines
+        self._last_frame = frame
         if len(target.frames) >= FRAMES_KEPT:
             # The ends tell more than the middle.
             del target.frames[FRAMES_KEPT // 2], target.places[FRAMES_KEPT // 2]
@@ -235,18 +247,44 @@ class Tracebacks:
     def _owner(self, frame: list[str | int]) -> _Open:
         """Which of several open tracebacks a frame continues.
 
-        Threads that fail alike print alike: a frame that the last one has already is taken as the
-        next one of a traceback that has everything up to there.
+        A stack begins where a thread begins. Threads that fail alike print alike: a frame that was
+        seen behind another one is taken to be behind it again, in the traceback that waits longest.
         """
         last = max(self._open, key=lambda opened: opened.last_line)
-        if len(self._open) == 1 or not last.frames or last.frames[-1][:3] != frame[:3]:
+        if len(self._open) == 1:
             return last
-        ahead = last.keys()
-        for other in self._open:
-            have = other.keys()
-            if other is not last and len(have) < len(ahead) and ahead[: len(have)] == have:
-                return other
-        return last
+        if frame[2] in _STARTS:
+            return next((opened for opened in self._open if not opened.frames), last)
+        known = [o for o in self._open if _key(frame) in self._behind.get(o.last_key(), ())]
+        return min(known, key=lambda opened: opened.last_line) if known else last
+
+    def _ending(self) -> _Open:
+        """Which of several open tracebacks a last line ends."""
+        with_frames = [opened for opened in self._open if opened.frames] or self._open
+        known = [o for o in with_frames if _END in self._behind.get(o.last_key(), ())]
+        if known:
+            return known[0]
+        return max(with_frames, key=lambda opened: len(opened.frames))  # the first of the deepest
+
+    def _learn(self, opened: _Open, key: _Key) -> None:
+        if len(self._behind) < LEARNED:
+            self._behind.setdefault(opened.last_key(), set()).add(key)
+
+    def _give_source(self, text: str) -> None:
+        """A source line goes to the frame that waits for it; of different ones to none."""
+        waiting = self._no_source
+        if len({_key(frame) for frame in waiting}) > 1:
+            known = next((f for f in waiting if self._sources.get(_key(f)) == text), None)
+            if known is None and waiting[-1] is not self._last_frame:
+                waiting.clear()
+                return
+            frame = known if known is not None else waiting[-1]
+            waiting.remove(frame)
+        else:
+            frame = waiting.popleft()
+        frame[3] = text
+        if len(self._sources) < LEARNED:
+            self._sources[_key(frame)] = text
 
     def _part_of_open(self, line: Line, body: str, out: list[Event]) -> bool:
         repeated = _REPEATED.match(body)
@@ -254,23 +292,21 @@ class Tracebacks:
             return True
         arrow = _ARROW.match(body)
         if arrow and self._no_source:
-            self._no_source.popleft()[3] = arrow[1].strip()[:300]
+            self._give_source(arrow[1].strip()[:300])
             return True
         if body[:2] == "  " and body.strip():
             if _CARETS.match(body) or _NUMBERED.match(body):
                 return True
             if self._no_source and self._contiguous:
-                self._no_source.popleft()[3] = body.strip()[:300]
+                self._give_source(body.strip()[:300])
                 return True
             return False
         found = _LAST_LINE.match(body)
         if found is None or not self._is_last_line(found):
             self._contiguous = False
             return False
-        opened = next((o for o in self._open if o.frames), self._open[0])
-        if len(self._open) > 1:
-            deepest = max(len(o.frames) for o in self._open)
-            opened = next(o for o in self._open if len(o.frames) == deepest)
+        opened = self._ending()
+        self._learn(opened, _END)
         if not opened.header and not opened.frames:
             return False
         out += self._close(opened, found, line)
@@ -377,6 +413,10 @@ def _frame_in(body: str) -> re.Match[str] | None:
 def _looks_like_grep(frames: tuple[Frame, ...]) -> bool:
     """Equal frames without source lines one after the other: what a grep leaves of tracebacks."""
     return len(frames) > 1 and len(set(frames)) < len(frames) and not any(f.source for f in frames)
+
+
+def _key(frame: list[str | int]) -> _Key:
+    return tuple(frame[:3])
 
 
 def _made(frame: list[str | int]) -> Frame:

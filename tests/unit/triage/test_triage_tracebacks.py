@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 
 import pytest
@@ -97,6 +98,24 @@ def test_two_threads_that_print_line_by_line():
     group = only(text)
     assert group.count == 2 and sorted(group.threads) == ["a-1", "b-2"]
     assert len(group.event.frames) == 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_threads_whose_lines_mix_at_random(seed):
+    """With one traceback of the kind seen whole before, each of the mixed ones is put together."""
+    rng = random.Random(seed)
+    body = ONE.replace("<module>", "_bootstrap_inner").splitlines()
+    left = [[f"Exception in thread {name}-1:", *body] for name in "bcd"]
+    mixed = ["Exception in thread a-1:", *body]
+    while any(left):
+        mixed.append(rng.choice([lines for lines in left if lines]).pop(0))
+    diagnosis = triage_text("\n".join(mixed) + "\n")
+    assert sum(group.count for group in diagnosis.failures) == 4
+    assert {who for group in diagnosis.failures for who in group.threads} == {
+        "a-1", "b-1", "c-1", "d-1",
+    }  # fmt: skip
+    assert {group.event.type for group in diagnosis.failures} == {"ValueError"}
+    assert all(len(group.event.frames) == 2 for group in diagnosis.failures)
 
 
 def test_ranks_that_mix_their_lines():
