@@ -19,14 +19,17 @@ import contextlib
 import json
 import os
 import platform
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from harness.control import VARIABLE, Control, Recorder, from_spec
+from harness.cause import Region, change_from, explain
+from harness.control import FREE, SCRIPTED, VARIABLE, Control, Recorder, from_spec
 from harness.crew import UNFINISHED, Crew, CrewError, Member, Outcome
 from harness.linewise import Lines
+from harness.points import stages
 from harness.replay import Schedule
 from harness.schedule import Script
 
@@ -57,11 +60,17 @@ class Trial:
             raise CrewError("a trial has a script or a control, not both")
         if VARIABLE in os.environ:
             script, control = None, from_spec(json.loads(os.environ[VARIABLE]))
+        self._region: Region | None = None
+        if (change := change_from(os.environ)) is not None:  # see harness.cause.counterfactual
+            control = None
+            patience = script.patience if script is not None else 30.0
+            script = Script(change.steps, patience=patience) if change.steps else None
+            self._region = Region() if change.lock else None
         self._unfix = tuple(unfix)
         self._script = script
         self._control = control
-        self._recorder = Recorder("scripted" if script is not None else "free")
-        self._points = tuple(points)
+        self._points = (*points, *(step.point for step in (script.steps if script else ())))
+        self._recorder = Recorder(FREE if script is None else SCRIPTED, self._points)
         self._interval = interval
         self._stack = contextlib.ExitStack()
         self._outcomes: list[Outcome] = []
@@ -73,7 +82,7 @@ class Trial:
 
         from harness import unfix as unfixes
         from harness.hooks import Hooks
-        from harness.watch import Watch
+        from harness.watch import EagerFrames, Watch
 
         self._begun = time.monotonic()
         self.watch = Watch(interval=self._interval)
@@ -83,15 +92,17 @@ class Trial:
             "unfix": unfixes.unfix(self._unfix),
         }
         listeners = [self.watch.on_event]
-        points = list(self._points)
+        points = [*self._points, *stages(sys.modules)]
         if self._control is not None:
             listeners.append(self._control.on_event)
             points += self._control.points
         elif self._script is not None:
             listeners.append(self._script.on_event)
-            points += [step.point for step in self._script.steps]
         if self._control is None:
             listeners.append(self._recorder.on_event)
+        if self._region is not None:
+            listeners = [self._region.arrive, *listeners, self._region.leave]
+        self._stack.enter_context(EagerFrames(self._data.setdefault("eager", {})))
         self.hooks = self._stack.enter_context(Hooks(*listeners, points=points))
         if self._control is not None:
             arrive = self.hooks.only(self._control.on_event)
@@ -156,6 +167,20 @@ class Trial:
             {"what": what, "difference": difference, "tolerance": tolerance}
         )
 
+    def compare(
+        self,
+        who: str,
+        got: Mapping[str, Any],
+        reference: Mapping[str, Any],
+        tolerance: float,
+    ) -> None:
+        """Compares two snapshots of :mod:`harness.reference`, a row per part; both must match."""
+        from harness.reference import largest_difference
+
+        for part in sorted(got.keys() | reference.keys()):
+            difference = largest_difference(got.get(part), reference.get(part))
+            self.number(f"{who} {part}", difference, tolerance)
+
     def note(self, **facts: Any) -> None:
         """Adds facts of the program under test to the record (plain data)."""
         self._data.setdefault("notes", {}).update(facts)
@@ -166,10 +191,10 @@ class Trial:
         Call it after the ``with`` block. Neither audit nor canaries run while a thread is still
         alive: what they would see then is not what is left, but what goes on.
         """
-        from harness import probes
+        from harness import probes, stacks
 
         stopped = all(outcome.state != UNFINISHED for outcome in self._outcomes)
-        return self._data | {
+        record = self._data | {
             "seconds": round(time.monotonic() - self._begun, 3),
             "outcomes": [outcome.as_dict() for outcome in self._outcomes],
             "watch": self.watch.summary(),
@@ -177,7 +202,10 @@ class Trial:
             "canaries": probes.run_canaries() if stopped and canaries else {},
             "script": self._script_record(),
             "schedule": self._schedule_record(),
+            "stacks": {} if stopped else stacks.python_stacks(),
+            "native_stacks": "" if stopped else stacks.native_stacks(),
         }
+        return record | {"cause": explain(record)}
 
     def _script_record(self) -> dict[str, Any]:
         if self._control is not None:
@@ -186,12 +214,13 @@ class Trial:
                 missed = f"uncontrolled: {parted}"
             steps = [str(line) for line in self._control.schedule().lines]
             return {"steps": steps, "passed": steps, "missed": missed}
+        failed = self._region.failed if self._region is not None else None
         if self._script is None:
-            return {}
+            return {} if failed is None else {"steps": [], "passed": [], "missed": failed}
         return {
             "steps": [str(step) for step in self._script.steps],
             "passed": self._script.passed(),
-            "missed": self._script.missed(),
+            "missed": failed or self._script.missed(),
         }
 
     def _schedule_record(self) -> dict[str, Any]:

@@ -9,11 +9,15 @@ deadlock                      a thread, or the process, had not ended at the dea
 raised                        a thread ended with an exception
 silently eager                no exception, but an uncompiled path ran, or a fresh compile captures
                               nothing
-spurious recompile            more (or fewer) compiles than planned
+spurious recompile            more (or fewer) compiles than planned, a valid cache entry that was
+                              missed, a false "found no compiled frames"
 sticky state                  everybody stopped, and a probe is not at rest or a canary fails
 wrong number                  a result differs from the single-threaded reference
 completed                     none of the above
 ============================  =====================================================================
+
+An exception by which torch itself says that it has recompiled without a reason is a spurious
+recompile, not "raised".
 
 ``harness error`` stands outside: the trial did not show what it was meant to show (its script was
 missed, no exposure, an unexpected failure in a control). It is never a pass.
@@ -55,64 +59,125 @@ class Finding:
         return f"{self.verdict}: {self.what}"
 
 
-def _native_crash(record: Record) -> Iterator[str]:
+@dataclass(frozen=True)
+class Detector:
+    """One way to see that something went wrong.
+
+    Attributes:
+        name: short and stable.
+        verdict: the word that its findings stand for.
+        find: what it sees in a record, a line each.
+    """
+
+    name: str
+    verdict: Verdict
+    find: Callable[[Record], Iterator[str]]
+
+
+def _process_died(record: Record) -> Iterator[str]:
     process = record.get("process", {})
     if process.get("ended") in ("signal", "exit"):
         yield process["what"]
 
 
-def _deadlock(record: Record) -> Iterator[str]:
+def _process_hung(record: Record) -> Iterator[str]:
     process = record.get("process", {})
     if process.get("ended") == "hang":
         yield process["what"]
+
+
+def _thread_stuck(record: Record) -> Iterator[str]:
+    watch = record.get("watch", {})
+    owner, waiters = watch.get("lock_owner"), watch.get("lock_waiters", ())
     for outcome in record.get("outcomes", ()):
         if outcome["state"] == "unfinished":
             where = outcome["stack"][-1] if outcome["stack"] else None
             place = f" at {where['file']}:{where['line']} {where['function']}" if where else ""
-            owner = record.get("watch", {}).get("lock_owner")
             lock = f"; compile_lock is held by {owner}" if owner else ""
-            yield f"{outcome['thread']} had not ended at the deadline{place}{lock}"
+            waits = ", and waited for here" if outcome["thread"] in waiters else ""
+            yield f"{outcome['thread']} had not ended at the deadline{place}{lock}{waits}"
 
 
-def _raised(record: Record) -> Iterator[str]:
+_HALF_IMPORTED = ("partially initialized module", "deadlock detected by _ModuleLock")
+
+
+def _import_race(record: Record) -> Iterator[str]:
+    """Python lets a thread see a half-imported module when two imports wait for each other."""
+    for thread, error in _errors(record):
+        if any(words in error["message"] for words in _HALF_IMPORTED):
+            yield f"{thread} met a module that another thread was importing: {_first(error)}"
+
+
+def _false_miss(record: Record) -> Iterator[str]:
+    """Torch's own words for an entry that is valid and was not found."""
+    for thread, error in _errors(record):
+        if "runtime guards failed even though they passed" in error["message"]:
+            yield f"{thread} missed a valid cache entry: {_first(error)}"
+
+
+def _false_no_frames(record: Record) -> Iterator[str]:
+    """The message is false when the thread, or the trial, has compiled before."""
+    warm = {o["thread"]: o.get("steps", 0) > 0 for o in record.get("outcomes", ())}
+    compiled = any(record.get("compiles", {}).values())
+    for thread, error in _errors(record):
+        false = compiled or warm.get(thread, False)
+        if false and "fullgraph=True found no compiled frames" in error["message"]:
+            yield f"{thread} ran compiled code and was told that there is none"
+
+
+def _process_raised(record: Record) -> Iterator[str]:
     process = record.get("process", {})
     if process.get("ended") == "raised":
         yield process["what"]
-    for outcome in record.get("outcomes", ()):
-        if outcome["state"] == "raised":
-            error = outcome["error"]
-            first = next(iter(error["message"].splitlines()), "")
-            yield f"{outcome['thread']}: {error['type']}: {first[:160]}"
 
 
-def _silently_eager(record: Record) -> Iterator[str]:
+def _thread_raised(record: Record) -> Iterator[str]:
+    for thread, error in _errors(record):
+        yield f"{thread}: {_first(error)}"
+
+
+def _eager_flex(record: Record) -> Iterator[str]:
     for thread, count in record.get("watch", {}).get("eager_flex", {}).items():
         if count:
             yield f"{thread} ran flex_attention uncompiled {count} times"
+
+
+def _recompile_limit(record: Record) -> Iterator[str]:
+    for thread, what in record.get("eager", {}).items():
+        yield f"{thread} runs uncompiled from here on: {what}"
+
+
+def _no_graph(record: Record) -> Iterator[str]:
     what = record.get("canaries", {}).get("fresh-compile")
     if what and "captured 0 graphs" in what:
         yield what
 
 
-def _spurious_recompile(record: Record) -> Iterator[str]:
+def _compile_count(record: Record) -> Iterator[str]:
     planned, counted = record.get("compiles_planned", {}), record.get("compiles", {})
     for label in sorted(planned.keys() | counted.keys()):
         if planned.get(label, 0) != counted.get(label, 0):
             yield f"{label} compiled {counted.get(label, 0)} times, planned {planned.get(label, 0)}"
 
 
-def _sticky_state(record: Record) -> Iterator[str]:
+def _probe(record: Record) -> Iterator[str]:
     for row in record.get("probes", ()):
         if row["at_rest"] is False:
             yield f"{row['probe']} is {row['value']}, at rest {row['rest']}"
+
+
+def _canary(record: Record) -> Iterator[str]:
     for name, what in record.get("canaries", {}).items():
         if what and "captured 0 graphs" not in what:
             yield f"canary {name}: {what}"
+
+
+def _open_trace(record: Record) -> Iterator[str]:
     for thread, depth in record.get("watch", {}).get("still_in_trace", {}).items():
         yield f"{thread} ended with {depth} open traces"
 
 
-def _wrong_number(record: Record) -> Iterator[str]:
+def _number(record: Record) -> Iterator[str]:
     for row in record.get("numbers", ()):
         if not 0 <= row["difference"] <= row["tolerance"] < math.inf:  # NaN must fail
             yield (
@@ -121,21 +186,44 @@ def _wrong_number(record: Record) -> Iterator[str]:
             )
 
 
-# Worst first; each row is one detector.
-DETECTORS: tuple[tuple[Verdict, Callable[[Record], Iterator[str]]], ...] = (
-    (Verdict.NATIVE_CRASH, _native_crash),
-    (Verdict.DEADLOCK, _deadlock),
-    (Verdict.RAISED, _raised),
-    (Verdict.SILENTLY_EAGER, _silently_eager),
-    (Verdict.SPURIOUS_RECOMPILE, _spurious_recompile),
-    (Verdict.STICKY_STATE, _sticky_state),
-    (Verdict.WRONG_NUMBER, _wrong_number),
+def _errors(record: Record) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for outcome in record.get("outcomes", ()):
+        if outcome["state"] == "raised":
+            yield outcome["thread"], outcome["error"]
+
+
+def _first(error: Mapping[str, Any]) -> str:
+    first = next(iter(error["message"].splitlines()), "")
+    return f"{error['type']}: {first[:160]}"
+
+
+# In this order a trial gets its word; the exceptions with a meaning of their own come before the
+# one that takes any. tests/unit/harness/test_detectors_are_needed.py has a control for each.
+DETECTORS: tuple[Detector, ...] = (
+    Detector("process-died", Verdict.NATIVE_CRASH, _process_died),
+    Detector("process-hung", Verdict.DEADLOCK, _process_hung),
+    Detector("thread-stuck", Verdict.DEADLOCK, _thread_stuck),
+    Detector("import-race", Verdict.RAISED, _import_race),
+    Detector("false-miss", Verdict.SPURIOUS_RECOMPILE, _false_miss),
+    Detector("false-no-frames", Verdict.SPURIOUS_RECOMPILE, _false_no_frames),
+    Detector("process-raised", Verdict.RAISED, _process_raised),
+    Detector("thread-raised", Verdict.RAISED, _thread_raised),
+    Detector("eager-flex", Verdict.SILENTLY_EAGER, _eager_flex),
+    Detector("recompile-limit", Verdict.SILENTLY_EAGER, _recompile_limit),
+    Detector("no-graph", Verdict.SILENTLY_EAGER, _no_graph),
+    Detector("compile-count", Verdict.SPURIOUS_RECOMPILE, _compile_count),
+    Detector("probe", Verdict.STICKY_STATE, _probe),
+    Detector("canary", Verdict.STICKY_STATE, _canary),
+    Detector("open-trace", Verdict.STICKY_STATE, _open_trace),
+    Detector("number", Verdict.WRONG_NUMBER, _number),
 )
 
 
 def findings(record: Record) -> list[Finding]:
     """Everything that the detectors saw, worst first."""
-    return [Finding(verdict, what) for verdict, detect in DETECTORS for what in detect(record)]
+    return [
+        Finding(detector.verdict, what) for detector in DETECTORS for what in detector.find(record)
+    ]
 
 
 def judge(record: Record) -> Verdict:

@@ -27,7 +27,7 @@ from harness.probes.probe import (
 from harness.probes.readers import as_is, copied, installed, size
 
 _MODULE_STATE = "pytorch#112775, #187589"
-_MODE = "in a mode, an older dynamo skips the frame, for ever and for all threads"
+_MODE = "another thread's mode: dynamo skipped the frame for ever; by the thread's stack since 2.13"
 _REGION = "pytorch#196637"
 
 
@@ -232,6 +232,7 @@ _COMPILER = (
         as_is,
         _MODE,
         rest=False,
+        matters=readers.modes_by_flag,
     ),
     _row(
         "dispatch-mode-outside",
@@ -240,6 +241,7 @@ _COMPILER = (
         as_is,
         _MODE,
         rest=False,
+        matters=readers.modes_by_flag,
     ),
     _row(
         "dispatch-mode-compiled",
@@ -249,6 +251,7 @@ _COMPILER = (
         _MODE,
         versions="2.13+",
         rest=False,
+        matters=readers.modes_by_flag,
     ),
 )
 

@@ -51,6 +51,8 @@ class Probe:
         sampled: cheap and harmless enough to be read by a bystander while threads compile.
         by_identity: rest is the object saved by :func:`rest_values`, not an equal one.
         grows: a cache, a counter or a left-over by design: shown, never judged.
+        matters: asked when a value is judged: whether this torch, with its settings, looks at the
+            state at all. Where it does not, the value is shown and not judged.
     """
 
     name: str
@@ -65,6 +67,12 @@ class Probe:
     sampled: bool = True
     by_identity: bool = False
     grows: bool = False
+    matters: Callable[[], bool] | None = None
+
+    @property
+    def judged(self) -> bool:
+        """Whether a value that is not at rest is a finding, here and now."""
+        return not self.grows and (self.matters is None or self.matters())
 
     def promised(self, torch_version: str) -> bool:
         """Whether a torch of this version should have the state."""
@@ -92,8 +100,8 @@ def read(probe: Probe) -> Any:
 
 
 def at_rest(probe: Probe, value: Any, rest: Mapping[str, Any]) -> bool | None:
-    """Whether ``value`` is the rest value; None when that is unknown, or the row only grows."""
-    if probe.grows:
+    """Whether ``value`` is the rest value; None when that is unknown, or the row is not judged."""
+    if not probe.judged:
         return None
     return _same(probe, value, rest)
 

@@ -165,6 +165,12 @@ def environment(name: str) -> Callable[[], str | None]:
     return lambda: os.environ.get(name)
 
 
+def modes_by_flag() -> bool:
+    """Whether dynamo asks the process's flags, and not the thread's own stack, about modes."""
+    settings = sys.modules.get("torch._dynamo.config")
+    return not getattr(settings, "inline_torch_dispatch_torch_compile", False)
+
+
 def pending_callbacks() -> int:
     """How many compiles have told their start, and not yet their end, to dynamo's callbacks."""
     handler = sys.modules["torch._dynamo.callback"].callback_handler

@@ -32,6 +32,7 @@ from harness.probes import (
     rest_values,
     run_canaries,
 )
+from harness.unfix import unfix
 from harness.watch import Watch
 
 # -- the states, set by hand in a process of their own -------------------------------------------
@@ -284,8 +285,8 @@ def test_a_state_set_by_hand_is_reported_and_nothing_else_is(
         assert not by_name(name).promised(torch.__version__), "promised, and cannot be read"
         pytest.skip(f"torch {torch.__version__} has no {name}: its row says so")
     assert name in result.value["changed here"]
-    judged = set() if by_name(name).grows else {name}
-    assert set(result.value["here"]) == judged | TOGETHER.get(name, set())
+    wanted = {name} | TOGETHER.get(name, set())
+    assert set(result.value["here"]) == {name for name in wanted if by_name(name).judged}
 
 
 def test_every_other_state_is_reported_when_its_attribute_is_changed(isolation: Isolation) -> None:
@@ -295,7 +296,28 @@ def test_every_other_state_is_reported_when_its_attribute_is_changed(isolation: 
     assert here <= result.value.keys() | DIRT.keys()
     for name, found in result.value.items():
         assert found["changed"] == [name]
-        assert found["at_rest"] == ([] if by_name(name).grows else [name])
+        assert found["at_rest"] == ([name] if by_name(name).judged else [])
+
+
+def mode_left(*, unfix_first: bool) -> list[str]:
+    """Runs in its own process: a dispatch mode is left set, and judged or only shown."""
+    if unfix_first:
+        unfix(["dispatch-mode-stack"])
+    rest = rest_values()
+    _set = importlib.import_module("torch.utils._python_dispatch")
+    _set._is_in_torch_dispatch_mode = True
+    rows = {row["probe"]: row for row in audit(rest)}
+    assert rows["dispatch-mode"]["changed"]
+    return [name for name, row in rows.items() if row["at_rest"] is False]
+
+
+def test_a_flag_that_this_torch_does_not_ask_is_shown_and_not_judged(isolation: Isolation) -> None:
+    """The flag sticks on every version; it harms where dynamo decides by it."""
+    asked = by_name("dispatch-mode").judged
+    left = isolation.run(mode_left, {"unfix_first": False}, deadline=60).value
+    assert left == (["dispatch-mode"] if asked else [])
+    left = isolation.run(mode_left, {"unfix_first": True}, deadline=60).value
+    assert left == ["dispatch-mode"]
 
 
 def test_the_scope_of_a_probe_says_whether_another_thread_sees_it(isolation: Isolation) -> None:

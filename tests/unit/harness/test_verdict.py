@@ -62,6 +62,8 @@ UNKNOWN = {"probe": "region-id", "at_rest": None, "value": "unknown", "rest": "u
 STUCK = outcome("drafter-1", "unfinished", stack=[WRAPPER | {"function": "parked"}])
 NO_GRAPHS = "a fresh torch.compile of an nn.Module captured 0 graphs"
 
+NO_FRAMES = "torch.compile with fullgraph=True found no compiled frames."
+
 # What is added to a clean record -> the verdict, and words of the finding.
 ROWS: list[tuple[str, Record, Verdict, str]] = [
     ("clean", {}, Verdict.COMPLETED, ""),
@@ -108,6 +110,34 @@ ROWS: list[tuple[str, Record, Verdict, str]] = [
         {"outcomes": [died("drafter-1", text="")]},
         Verdict.RAISED,
         "drafter-1: RuntimeError: ",
+    ),
+    (
+        "half-imported module",
+        {"outcomes": [died("drafter-1", "AttributeError", "partially initialized module 'x' has")]},
+        Verdict.RAISED,
+        "drafter-1",
+    ),
+    (
+        "missed entry",
+        {
+            "outcomes": [
+                died("drafter-1", text="x: runtime guards failed even though they passed y")
+            ]
+        },
+        Verdict.SPURIOUS_RECOMPILE,
+        "drafter-1",
+    ),
+    (
+        "false message",
+        {"outcomes": [died("drafter-1", text=NO_FRAMES)]},
+        Verdict.SPURIOUS_RECOMPILE,
+        "drafter-1",
+    ),
+    (
+        "recompile limit",
+        {"eager": {"drafter-1": "hit recompile_limit"}},
+        Verdict.SILENTLY_EAGER,
+        "drafter-1 runs uncompiled from here on: hit recompile_limit",
     ),
     (
         "eager flex",
@@ -166,12 +196,31 @@ def test_each_way_to_show_has_its_word(more: Record, verdict: Verdict, words: st
     record = clean() | more
     assert judge(record) is verdict
     assert judge(json.loads(json.dumps(record))) is verdict, "a report judges the same"
-    assert [f.verdict for f in findings(record)] == ([verdict] if words else [])
-    assert all(words in str(finding) for finding in findings(record))
+    found = findings(record)
+    assert [f.verdict for f in found[:1]] == ([verdict] if words else [])
+    # A spurious recompile, or a half-imported module, that raised has raised as well.
+    assert all(f.verdict in (verdict, Verdict.RAISED) for f in found)
+    assert all(words in str(finding) for finding in found)
+
+
+def test_a_true_message_about_frames_is_not_called_false() -> None:
+    """The first call of a program that has compiled nothing is told the truth."""
+    record = clean(died("drafter-0", text=NO_FRAMES), compiles={}, compiles_planned={})
+    assert judge(record) is Verdict.RAISED
+    record["outcomes"][0]["steps"] = 1
+    assert judge(record) is Verdict.SPURIOUS_RECOMPILE
+
+
+def test_who_waits_for_the_lock_is_told_from_who_holds_it() -> None:
+    stuck = [STUCK, STUCK | {"thread": "drafter-2"}]
+    watch = watched(lock_owner="drafter-2", lock_waiters=["drafter-1"])
+    first, second = findings(clean(*stuck, **watch))
+    assert str(first).endswith("compile_lock is held by drafter-2, and waited for here")
+    assert str(second).endswith("compile_lock is held by drafter-2")
 
 
 def everything_wrong() -> Record:
-    """One finding per detector."""
+    """One finding per verdict."""
     return clean(
         STUCK,
         died("drafter-0"),
@@ -185,7 +234,8 @@ def everything_wrong() -> Record:
 
 def test_the_worst_finding_gives_the_verdict_and_the_others_are_kept() -> None:
     words = [finding.verdict for finding in findings(everything_wrong())]
-    assert words == [verdict for verdict, _ in DETECTORS]
+    assert words == list(dict.fromkeys(words)), "one finding each"
+    assert set(words) == set(Verdict) - {Verdict.COMPLETED, Verdict.HARNESS_ERROR}
     cures: list[Record] = [
         {"process": clean()["process"]},
         {"outcomes": [died("drafter-0")]},
@@ -201,6 +251,11 @@ def test_the_worst_finding_gives_the_verdict_and_the_others_are_kept() -> None:
         record |= cure
     assert seen == words
     assert judge(record) is Verdict.COMPLETED
+
+
+def test_names_of_detectors_are_unique() -> None:
+    names = [detector.name for detector in DETECTORS]
+    assert len(set(names)) == len(names)
 
 
 # -- expectations --------------------------------------------------------------------------------
