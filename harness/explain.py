@@ -62,6 +62,10 @@ ADVICE: dict[str, tuple[str, ...]] = {
     "module-call": _PATCHED,
     "make-fx-tracer": ("trace under one lock; compile all functions before the threads start",),
     "metrics-context": (f"torch 2.9 only: upgrade, or {_GUARD}",),
+    "dispatch-mode": (
+        "two threads were in torch's dispatch modes at once; Inductor's code reads the flag as it "
+        "runs: compile before the threads start, or under one lock",
+    ),
     "is-compiling": (
         "eager optimizers and collectives take traced branches while it is up: do not step while "
         "another thread compiles",

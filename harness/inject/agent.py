@@ -44,6 +44,8 @@ STUCK = (
     "make-fx-tracer",
     "export-hierarchy",
     "dispatch-mode",
+    "dispatch-mode-outside",
+    "dispatch-mode-compiled",
     "region-id",
     "skip-guards",
 )

@@ -33,7 +33,10 @@ _HOLD: dict[str, tuple[str, ...]] = {
     "annotate.tested": ("annotate.left",),
     "annotate.body": ("annotate.tested",),
 }
-_CHANCES = (0.4, 0.6, 0.8)  # one per seed: how often an arrival waits
+# A seed draws how often an arrival waits, and whether annotations are perturbed too: who dies of
+# one race does not get as far as the other.
+_CHANCES = (0.4, 0.6, 0.8)
+_TRACES = ("trace.body", "trace.end", "call.arrive")
 _LIMIT = 200  # waits in one run
 _LOOK = 0.05  # seconds between two looks whether the others are still alive
 
@@ -61,7 +64,9 @@ class Perturb:
     def __init__(self, seed: int, *, patience: float = 0.7) -> None:
         self.seed = seed
         self.patience = patience
-        self.chance = random.Random(seed).choice(_CHANCES)
+        draw = random.Random(seed)
+        self.chance = draw.choice(_CHANCES)
+        self.points = draw.choice((_TRACES, tuple(_HOLD)))
         self.decisions: list[dict[str, Any]] = []
         self.reset()
 
@@ -87,7 +92,7 @@ class Perturb:
                     other.fulfilled_by = seat.name
             self._changed.notify_all()
             number = self._count(seat.name, event.point)
-            goal = _HOLD.get(event.point)
+            goal = _HOLD[event.point] if event.point in self.points else None
             if goal is not None and len(self.decisions) < _LIMIT:
                 self._maybe_hold(seat, event.point, number, goal)
 
@@ -99,6 +104,7 @@ class Perturb:
                 "seed": self.seed,
                 "patience_seconds": self.patience,
                 "chance": self.chance,
+                "points": list(self.points),
                 "waits": list(self.decisions),
             }
 

@@ -291,3 +291,35 @@ def test_perturbation_brings_out_what_forward_only_drafters_hide(run):
     assert any(word.startswith("fulfilled") for word in ended)
     states = {failure["culprit"]["state"] for failure in data["failures"]}
     assert states and states <= {"fx-tracing-flag", "traceback-meta"}
+
+
+def test_perturbation_of_a_repaired_program_finds_nothing_and_does_not_stop_it(run):
+    """The negative control: two compiled functions, and one lock of the program round every call.
+
+    Without the lock ``_is_in_torch_dispatch_mode`` stays True on torch 2.13.0, seed or no seed.
+    """
+    program = """
+    import threading
+    import torch
+
+    functions = [
+        torch.compile(lambda x: x.sin().cos(), backend="aot_eager", dynamic=False),
+        torch.compile(lambda x: x.cos().sin(), backend="aot_eager", dynamic=False),
+    ]
+    lock = threading.Lock()
+
+    def work(function):
+        for size in (2, 2, 3, 3, 4, 4):
+            with lock:
+                function(torch.ones(size))
+
+    threads = [threading.Thread(target=work, args=(f,)) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    """
+    done, data = run(program, options=("--perturb", "6"))
+    assert done.returncode == 0, done.stderr
+    assert data == {}
+    assert "clean: 12 compiled calls in 2 threads, 0 of them beside" in done.stderr
