@@ -95,11 +95,6 @@ def _table(name: str) -> _Table:
     return _table(data["same_as"]) if "same_as" in data else _Table(data["files"])
 
 
-def twins(name: str) -> tuple[str, ...]:
-    """The versions whose tables are equal to that of ``name``, itself included, oldest first."""
-    return tuple(other for other in tabled() if _table(other) is _table(name))
-
-
 @lru_cache(maxsize=1)
 def installed() -> tuple[str, Path] | None:
     """(version, folder of the package torch) of this environment; None without torch."""
@@ -161,7 +156,7 @@ def role(frame: Frame, torch: TorchVersion, *, last: bool | None = None) -> Role
     return Role(RAISES, act)
 
 
-def infer(frames: Iterable[Frame], stated: Sequence[str] = (), paths_of: str = "") -> TorchVersion:
+def infer(frames: Iterable[Frame], stated: Sequence[str] = ()) -> TorchVersion:
     """Which torch: what the log states, checked against its frames; else what the frames say."""
     of_torch = list(dict.fromkeys(frame for frame in frames if frame.of_torch))
     of_torch = of_torch[:FRAMES_FOR_INFERENCE]
