@@ -83,6 +83,7 @@ class ObjectiveSettings(_Section):
     weighting: Literal["decay", "dpace", "uniform"] = "decay"
     gamma: float | None = Field(None, gt=0)  # None: the paper's for the block size
     dpace_alpha: float = Field(0.5, gt=0, le=1)
+    teacher_share: float = Field(0.0, ge=0, le=1)  # of the loss: the target's distribution
     head_chunk_slots: int = Field(2048, ge=1)  # slots whose logits exist at a time
 
 

@@ -146,7 +146,17 @@ class Learner:
             to_device(labels, self.device),
             to_device(counted, self.device),
             self.recipe.objective,
+            self._teacher(packet),
         )
+
+    def _teacher(self, packet: Packet) -> Tensor | None:
+        """The target's hidden states [N, B, H] that slot k's token was predicted from: at a+k-1."""
+        if packet.teacher is None:
+            return None
+        final = receive(packet.teacher, packet.teacher_ready, self.device)[0]
+        slot = torch.arange(self.config.block_size)
+        where = (packet.anchors.positions[:, None] + slot - 1).clamp(0, final.shape[0] - 1)
+        return final[to_device(where, self.device)]
 
     def _sums(self, packet: Packet, loss: LossSums, metrics: MetricSums) -> Sums:
         return Sums(

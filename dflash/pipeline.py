@@ -104,11 +104,14 @@ class Pipeline:
             epoch=epoch,
             sample=row.index,
         )
-        features = self.targets[target].features(
-            row.input_ids[None], row.position_ids[None], self.config.target_layer_ids
-        )
-        features, ready = send(features, device)
-        return Packet(number, epoch, row, anchors, features, ready)
+        inputs = (row.input_ids[None], row.position_ids[None], self.config.target_layer_ids)
+        if not self.recipe.objective.teacher_share:
+            features, ready = send(self.targets[target].features(*inputs), device)
+            return Packet(number, epoch, row, anchors, features, ready)
+        found, final = self.targets[target].features_and_final(*inputs)
+        features, ready = send(found, device)
+        teacher, teacher_ready = send(final, device)
+        return Packet(number, epoch, row, anchors, features, ready, teacher, teacher_ready)
 
 
 def numbers(total: Sums) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class Packet:
         anchors: drawn for this row in this epoch, on the CPU.
         features: [1, S, K*H_t], on the drafter's device.
         ready: a CUDA event after which ``features`` may be read, or None.
+        teacher: [1, S, H], the target's last hidden states there, or None.
+        teacher_ready: as ``ready``.
     """
 
     number: int
@@ -35,11 +37,14 @@ class Packet:
     anchors: Anchors
     features: Tensor
     ready: Any = None
+    teacher: Tensor | None = None
+    teacher_ready: Any = None
 
     @property
     def bytes(self) -> int:
         """Size of what travels between devices."""
-        return self.features.numel() * self.features.element_size()
+        sent = [self.features] if self.teacher is None else [self.features, self.teacher]
+        return sum(tensor.numel() * tensor.element_size() for tensor in sent)
 
 
 class Exchange:

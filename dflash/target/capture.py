@@ -83,6 +83,28 @@ def capture_features(
     return capture.features()
 
 
+def capture_with_final(
+    model: nn.Module,
+    input_ids: Tensor,
+    target_layer_ids: Sequence[int],
+    *,
+    position_ids: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`capture_features`, and the last hidden states [b, S, H_t] after the final norm.
+
+    The head on these gives the target's own distribution. Runs the whole decoder.
+    """
+    layers = decoder_layers(model)
+    ids = _checked_ids(target_layer_ids, len(layers))
+    capture = _Capture(layers, ids, to_the_end=True)
+    arguments: dict[str, Any] = {"input_ids": input_ids, "use_cache": False}
+    if position_ids is not None:
+        arguments["position_ids"] = position_ids
+    with torch.no_grad(), _hooks.installed(layers), _current(capture):
+        final: Tensor = _decoder(model)(**arguments)[0]
+    return capture.features(), final
+
+
 def forward_with_features(
     model: nn.Module, target_layer_ids: Sequence[int], **arguments: Any
 ) -> tuple[Any, Tensor]:

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from dflash.config import TargetSettings
-from dflash.target.capture import capture_features, decoder_layers
+from dflash.target.capture import capture_features, capture_with_final, decoder_layers
 from dflash.target.errors import TargetError
 from dflash.target.mask_token import choose_mask_token
 from dflash.transfer import to_device
@@ -60,6 +60,18 @@ class Target:
         """
         with self._turn:
             return capture_features(
+                self.model,
+                to_device(input_ids, self.device),
+                target_layer_ids,
+                position_ids=to_device(position_ids, self.device),
+            )
+
+    def features_and_final(
+        self, input_ids: Tensor, position_ids: Tensor, target_layer_ids: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and the last hidden states [b, S, H_t]: see `capture_with_final`."""
+        with self._turn:
+            return capture_with_final(
                 self.model,
                 to_device(input_ids, self.device),
                 target_layer_ids,
