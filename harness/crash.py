@@ -16,6 +16,7 @@ It imports no torch: versions are those of what the process has imported, or has
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -127,16 +128,42 @@ def write_folder(
     return None
 
 
+def is_foreign(folder: Path) -> bool:
+    """Whether ``folder`` holds somebody else's files, which a report might replace.
+
+    A folder is ours when there is no other file in it, or when its ``crash.json`` is ours.
+    """
+    if not folder.is_dir():
+        return False
+    begun = (folder / FILES[0]).exists()  # the file that is written first
+    ours = FILES if begun else ()
+    others = [p for p in folder.iterdir() if p.name not in ours and not _is_process(p)]
+    return bool(others) and not _is_report(folder / "crash.json")
+
+
 def clear(folder: Path) -> None:
     """Removes an earlier failure's files from ``folder`` and its ``process-*`` folders.
 
-    Nothing else is touched; a folder that is empty then goes too.
+    Nothing else is touched; a folder that is empty then goes too. Not for a foreign folder.
     """
-    for place in (*folder.glob("process-*"), folder):
+    for place in (*filter(_is_process, folder.glob("process-*")), folder):
         for name in FILES:
             (place / name).unlink(missing_ok=True)
         if place.is_dir() and not any(place.iterdir()):
-            place.rmdir()
+            with contextlib.suppress(OSError):  # the working folder, a mount point
+                place.rmdir()
+
+
+def _is_process(path: Path) -> bool:
+    return path.is_dir() and path.name.removeprefix("process-").isdigit()
+
+
+def _is_report(path: Path) -> bool:
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(data, dict) and {"schema", "failures", "origin"} <= data.keys()
 
 
 def from_record(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -316,6 +316,7 @@ def summarize(report: Report) -> dict[str, Any]:
         "stuck": [f"{row['probe']} is {row['value']}" for row in data.get("stuck", ())],
         "canaries": data.get("canaries", {}),
         "hung": process.get("hung", []),
+        "running": _running(report) if process.get("hung") else [],
         "ended": process.get("ended", ""),
         "unaudited": data.get("unaudited", ""),
         "schedule": _schedule(data.get("schedule", {})),
@@ -365,6 +366,22 @@ def advice(report: Report) -> Iterator[str]:
                 yield line
     if report.failures and not states:
         yield from _UNKNOWN
+
+
+def _running(report: Report) -> list[dict[str, Any]]:
+    """What each thread of a hung program was inside of, longest first."""
+    rows = []
+    for thread in report.data.get("threads", ()):
+        if inside := thread.get("inside"):
+            rows.append(
+                {
+                    "thread": thread["thread"],
+                    "inside": [span["kind"] for span in inside],
+                    "since": min(span["start"] for span in inside),
+                    "at": _place(thread["stack"][-1]) if thread["stack"] else "",
+                }
+            )
+    return sorted(rows, key=lambda row: row["since"])
 
 
 def _victim(failure: Mapping[str, Any]) -> dict[str, Any]:
@@ -533,6 +550,9 @@ def _is_users(frame: Mapping[str, Any]) -> bool:
 
 
 def _facts(summary: Mapping[str, Any]) -> Iterator[str]:
+    for row in summary["running"]:
+        inside = ", ".join(row["inside"])
+        yield f"{row['thread']}: in its {inside} since {row['since']:.3f} s, at {row['at']}"
     if summary["stuck"]:
         yield f"not at rest at the end: {'; '.join(summary['stuck'])}"
     elif summary["unaudited"]:

@@ -86,6 +86,8 @@ class Request:
                 raise RunError(f"there is no unfix {name!r}; there are {', '.join(CATALOGUE)}")
         if self.report.exists() and not self.report.is_dir():
             raise RunError(f"--report {self.report} is not a folder")
+        if crash.is_foreign(self.report):
+            raise RunError(f"--report {self.report} holds other files; name a new folder")
 
 
 def run(request: Request) -> int:

@@ -78,6 +78,20 @@ def test_clear_takes_an_earlier_failure_away_and_nothing_else(tmp_path):
     crash.clear(folder)  # and a second time
 
 
+def test_a_folder_with_somebody_elses_files_is_foreign_and_ours_is_not(tmp_path):
+    assert not crash.is_foreign(tmp_path / "none") and not crash.is_foreign(tmp_path)
+    (tmp_path / "README.txt").write_text("theirs")
+    assert crash.is_foreign(tmp_path)
+    (tmp_path / "stacks.txt").write_text("left by a full disk: the first that is written")
+    assert not crash.is_foreign(tmp_path)
+    (tmp_path / "model.py").write_text("theirs")
+    assert crash.is_foreign(tmp_path)
+    (tmp_path / "crash.json").write_text("{}")
+    assert crash.is_foreign(tmp_path)
+    crash.write_folder(tmp_path, content(), timeline={})
+    assert not crash.is_foreign(tmp_path)
+
+
 @pytest.fixture
 def record() -> dict:
     """A trial's record of one thread that met another's trace."""

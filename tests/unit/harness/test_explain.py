@@ -120,6 +120,19 @@ def test_stuck_state_alone_is_a_failure(tmp_path):
     assert code == 1 and "everybody stopped, and is-compiling is True" in text
 
 
+def test_a_hang_shows_who_was_inside_of_what(tmp_path):
+    frame = {"file": "/app/model.py", "line": 7, "function": "backend", "source": "wait()"}
+    span = {"thread": "drafter-0", "start": 2.0, "end": None}
+    thread = {"thread": "drafter-0", "outcome": "still running", "stack": [frame]}
+    thread["inside"] = [span | {"kind": "call"}, span | {"kind": "compile lock", "start": 2.5}]
+    process = {"ended": "no progress for 9 s: drafter-0", "hung": ["drafter-0"]}
+    told = content(failures=[], threads=[thread], process=process)
+    crash.write_folder(tmp_path, told, timeline={})
+    code, text = run(str(tmp_path))
+    assert code == 1 and text.startswith("no progress for 9 s: drafter-0")
+    assert "drafter-0: in its call, compile lock since 2.000 s, at app/model.py:7 backend" in text
+
+
 def test_a_folder_without_a_failure_is_0(tmp_path):
     crash.write_folder(tmp_path, content(failures=[]), timeline={})
     assert run(str(tmp_path))[0] == 0

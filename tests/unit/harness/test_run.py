@@ -246,6 +246,7 @@ def test_an_exception_can_still_be_pickled_after_it_was_seen(run, program):
         (("--perturb", "1", "--no-hooks"), ("true",), "leave --no-hooks out"),
         (("--hang", "-1"), ("true",), "--hang must be a number of seconds"),
         (("--report", "plain.py"), ("true",), "is not a folder"),
+        (("--report", "."), ("true",), "holds other files; name a new folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(run, program, options, words, said):
