@@ -180,7 +180,7 @@ def _sentence(entry: Mapping[str, Any]) -> str:
 
 def _telling(stack: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The innermost frame that is torch's or the user's: the harness's own say nothing."""
-    own = ("/harness/", "/threading.py")
+    own = ("/harness/", "/threading.py", "/contextlib.py")
     return next((f for f in reversed(stack) if not any(o in f["file"] for o in own)), stack[-1])
 
 
