@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness import crash, replay_option
+from harness import cause, crash, replay_option
 from harness.baseline import Baseline, BaselineError
 from harness.capture import CapturedError, capture_error
 from harness.crew import Crew
@@ -379,6 +379,7 @@ def _excuse(row: Row, baseline: Baseline) -> Row:
 
 def _fail(item: pytest.Item, row: Row, result: CaseResult) -> None:
     for title, text in (
+        ("cause", "\n".join(cause.lines(result.record()))),
         ("traceback", result.error),
         ("stacks", result.dump),
         ("output", result.output),
