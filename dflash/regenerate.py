@@ -111,10 +111,10 @@ def regenerate_recipe(recipe: Recipe, output: Path, *, say: Callable[[str], None
 
     Raises RecipeError, DataError, TargetError: bad input, one line.
     """
-    if recipe.data.regenerate is None:
-        recipe = make_recipe(
-            recipe.model_dump() | {"data": recipe.data.model_dump() | {"regenerate": {}}}
-        )
+    how = recipe.data.regenerate or RegenerateSettings()
+    recipe = make_recipe(
+        recipe.model_dump() | {"data": recipe.data.model_dump() | {"regenerate": how.model_dump()}}
+    )
     topology = Topology.of(recipe.schedule)
     if missing := topology.missing():
         raise RecipeError(
@@ -125,7 +125,7 @@ def regenerate_recipe(recipe: Recipe, output: Path, *, say: Callable[[str], None
         target = load_targets(recipe.target, [place.device for place in topology.targets])
         return regenerate(
             recipe.data, recipe.data.train, target, output,
-            prompts=recipe.data.regenerate.prompts, seed=recipe.run.seed,
+            prompts=how.prompts, seed=recipe.run.seed,
             threads=recipe.schedule.threads_per_worker,
             on_progress=_saying("train", say),
         )  # fmt: skip
