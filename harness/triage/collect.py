@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from harness.triage.dumps import Dumps
 from harness.triage.events import FAILURES, Event, Frame, Kind, Place, shorten, signature
 from harness.triage.lines import Line, parse_line
-from harness.triage.native import Native
+from harness.triage.native import Native, signal_of
 from harness.triage.records import expand
 from harness.triage.scan import Raw
 from harness.triage.tracebacks import HEADER, Tracebacks
-from harness.triage.words import free_exception
+from harness.triage.words import free_exception, reported
 
 STREAMS = 256  # more ranks and threads than that share one
 GROUPS = 2000
@@ -28,6 +28,7 @@ NOTICES = 2000
 SPEAKERS = 1024
 THREADS_OF_A_GROUP = 256
 SAME_KILL_BYTES = 2000
+SAME_CRASH_BYTES = 64_000  # the interpreter's last words are long
 HEAD_LINES = 4000  # in which the torch version is looked for
 
 
@@ -95,6 +96,7 @@ class _Stream:
     tracebacks: Tracebacks
     dumps: Dumps
     native: Native
+    rank: str | None
     before: Line | None = None
 
 
@@ -205,7 +207,7 @@ class Collector:
                 key = "/"
             if key not in self._streams:
                 self._streams[key] = _Stream(
-                    Tracebacks(self._name), Dumps(self._name), Native(self._name)
+                    Tracebacks(self._name), Dumps(self._name), Native(self._name), line.rank
                 )
         return self._streams[key]
 
@@ -222,6 +224,8 @@ class Collector:
         if taken:
             return True
         taken, events = stream.native.feed(line, raw.hit)
+        if any(event.kind is Kind.KILLED for event in events):
+            self._end_last_words(line.rank)
         self._keep_all(events)
         if taken or not (raw.hit or line.level in ("ERROR", "CRITICAL")):
             return taken
@@ -231,13 +235,19 @@ class Collector:
             failed = line.level in ("ERROR", "CRITICAL")
             event = Event(
                 Kind.ERROR if failed else Kind.NOTICE, line.place(self._name),
-                type=line.level or "", message=line.text, rank=line.rank, thread=line.thread,
-                time=line.time, compile_id=line.compile_id,
+                type=line.level or "", message=line.text if failed else reported(line.text),
+                rank=line.rank, thread=line.thread, time=line.time, compile_id=line.compile_id,
             )  # fmt: skip
             if failed:
                 self._keep(event)
             self._note(event)
         return False
+
+    def _end_last_words(self, rank: str | None) -> None:
+        """Closes the dump or native crash of a process that is told to be dead."""
+        for stream in self._streams.values():
+            if rank is None or stream.rank is None or stream.rank == rank:
+                self._keep_all((*stream.dumps.finish(), *stream.native.end_crash()))
 
     def _keep_all(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -247,7 +257,7 @@ class Collector:
         if event.kind is Kind.NOTICE:
             self._note(event)
             return
-        if event.kind is Kind.KILLED and self._told_already(event):
+        if event.kind in (Kind.KILLED, Kind.FATAL, Kind.NATIVE) and self._told_already(event):
             return
         group = self.groups.setdefault(signature(event), None) or self._new_group(event)
         if group is None:
@@ -268,11 +278,12 @@ class Collector:
         return group
 
     def _told_already(self, event: Event) -> bool:
-        """Whether a kill is the one that the kernel, a launcher or a shell told just before."""
+        """Whether a kill is the one that the process itself, a launcher or a shell told before."""
         before, self._last_kill = self._last_kill, event
-        if before is None or before.type != event.type:
+        if before is None or event.kind is not Kind.KILLED or signal_of(before) != event.type:
             return False
-        near = 0 <= event.place.offset - before.place.offset < SAME_KILL_BYTES
+        bytes_between = SAME_KILL_BYTES if before.kind is Kind.KILLED else SAME_CRASH_BYTES
+        near = 0 <= event.place.offset - before.place.offset < bytes_between
         same_rank = before.rank is None or event.rank is None or before.rank == event.rank
         return near and same_rank and before.place.name == event.place.name
 

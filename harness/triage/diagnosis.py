@@ -167,6 +167,8 @@ def _without_echoes(groups: list[Group]) -> list[Group]:
     kept = []
     for group in groups:
         event = group.event
+        if _passed_on(group, groups):
+            continue
         if event.kind is Kind.EXCEPTION and not event.frames:
             teller = told.get((event.short_type, _first_line(event.message)))
             if teller is not None:
@@ -178,6 +180,34 @@ def _without_echoes(groups: list[Group]) -> list[Group]:
                 continue
         kept.append(group)
     return kept
+
+
+# How launchers end when one of their processes has failed.
+_LAUNCHERS = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException"}
+
+
+def _passed_on(group: Group, groups: Sequence[Group]) -> bool:
+    """Whether an exception only hands on others that the text tells too.
+
+    An exception group stands before its members, a launcher's exception behind its process's.
+    """
+    event = group.event
+    others = (
+        other
+        for other in groups
+        if other is not group
+        and other.event.kind in FAILURES - {Kind.ERROR}
+        and other.event.short_type not in _LAUNCHERS
+        and not other.event.handled
+    )
+    if event.details.get("members"):
+        return any(other.last.offset > group.first.offset for other in others)
+    if event.short_type in _LAUNCHERS:
+        return any(
+            other.first.name != group.first.name or other.first.offset < group.first.offset
+            for other in others
+        )
+    return False
 
 
 def _first_line(text: str) -> str:

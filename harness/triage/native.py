@@ -197,12 +197,24 @@ class Native:
 
     def finish(self) -> list[Event]:
         """What was being read."""
-        out = self._end_summary()
-        if self._crash is not None:
-            event, self._crash = self._crash, None
-            event.details["native_frames"] = list(self._frames)
-            out.append(event)
-        return out
+        return [*self._end_summary(), *self.end_crash()]
+
+    def end_crash(self) -> list[Event]:
+        """The crash of which nothing more will come, if any."""
+        if self._crash is None:
+            return []
+        event, self._crash = self._crash, None
+        event.details["native_frames"] = list(self._frames)
+        return [event]
+
+
+def signal_of(event: Event) -> str:
+    """The signal by which a process ends that says this of itself: ``SIGSEGV``; "" if none."""
+    if event.kind is Kind.KILLED:
+        return event.type
+    if event.kind is Kind.FATAL:  # "Segmentation fault"; any other one ends in abort()
+        return _OF_SHELL.get(event.type, "SIGABRT")
+    return "SIGABRT" if event.type == "terminate" else ""
 
 
 def _signal_in(text: str) -> str | None:

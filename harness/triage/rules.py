@@ -29,6 +29,8 @@ often              the first of `log` was said at least so often
 stacks             one thread of a dump has all of them
 stack_ends         one thread of a dump has it as its innermost frame
 twice              one thread of a dump has it at least twice
+beside             another thread of the dump has all of them; `stacks` and `stack_ends` are then
+                   asked of one thread
 threads, repeats   at least so many threads; at least so many times for each of them
 versions           as above, for this match alone; `known` = true: the version must be known
 confidence         "high", "medium" or "low"
@@ -55,8 +57,8 @@ CONFIDENCES = ("high", "medium", "low")
 _ORDINARY = (Kind.EXCEPTION, Kind.FRAMES)
 _CONDITIONS = {
     "kind", "type", "message", "not_message", "context", "frames", "ends_in", "source", "without",
-    "from_start", "headless", "log", "not_log", "often", "stacks", "stack_ends", "twice", "threads",
-    "repeats", "versions", "known", "confidence", "why",
+    "from_start", "headless", "log", "not_log", "often", "stacks", "stack_ends", "twice", "beside",
+    "threads", "repeats", "versions", "known", "confidence", "why",
 }  # fmt: skip
 _FIELDS = {
     "id", "title", "state", "why", "versions", "fix", "workarounds", "guard", "references", "next",
@@ -66,7 +68,7 @@ _OF_A_GROUP = {
     "kind", "type", "message", "not_message", "context", "frames", "ends_in", "source", "without",
     "from_start", "headless", "threads", "repeats",
 }  # fmt: skip
-_OF_A_STACK = ("stacks", "stack_ends", "twice")
+_OF_A_STACK = ("stacks", "stack_ends", "twice", "beside")
 # Functions at which a thread or a program begins: a stack that starts there is complete.
 _STARTS = {"<module>", "_bootstrap", "_bootstrap_inner", "_worker", "_run_module_as_main"}
 _RANGE = re.compile(r"(>=|<=|<|>|==)(\d+(?:\.\d+)*)")
@@ -169,10 +171,19 @@ def read(path: Path) -> Rule:
 
 
 def _expressions(match: dict[str, Any]) -> Iterable[str]:
-    for key in ("type", "message", "not_message", "context", "ends_in", "source", *_OF_A_STACK[1:]):
+    for key in (
+        "type",
+        "message",
+        "not_message",
+        "context",
+        "ends_in",
+        "source",
+        "stack_ends",
+        "twice",
+    ):
         if key in match:
             yield match[key]
-    for key in ("frames", "without", "log", "not_log", "stacks"):
+    for key in ("frames", "without", "log", "not_log", "stacks", "beside"):
         yield from match.get(key, ())
 
 
@@ -218,10 +229,22 @@ def findings(rules: Sequence[Rule], log: Log) -> list[Finding]:
                 evidence = _holds(match, None, log)
                 if evidence is not None:
                     why = " ".join(match.get("why", rule.why).split())
-                    weak = not match.keys() & set(_OF_A_STACK)
-                    found.append(Finding(rule, match["confidence"], why, None, evidence, weak))
+                    # Of a failure whose own message says it, the line is an explanation.
+                    own = _saying(match, log)
+                    weak = own is None and not match.keys() & set(_OF_A_STACK)
+                    found.append(Finding(rule, match["confidence"], why, own, evidence, weak))
                     break
     return found
+
+
+def _saying(match: dict[str, Any], log: Log) -> Group | None:
+    """The failure whose own words are one of the lines that the match asks for."""
+    for text in match.get("log", ()):
+        for group in log.told.get(text, ()):
+            mine = (f"{one.type}: {one.message}" for one in group.event.chain())
+            if any(group is f for f in log.failures) and any(re.search(text, m) for m in mine):
+                return group
+    return None
 
 
 def _about_a_group(match: dict[str, Any]) -> bool:
@@ -255,10 +278,15 @@ def _holds(match: dict[str, Any], group: Group | None, log: Log) -> tuple[Group,
 def _in_stacks(match: dict[str, Any], log: Log) -> Group | None:
     """The dump that has every stack which the match asks for."""
     wanted = [re.compile(text) for text in match.get("stacks", ())]
-    ends, twice = match.get("stack_ends"), match.get("twice")
+    ends, twice, beside = match.get("stack_ends"), match.get("twice"), match.get("beside")
     for holder in (*log.dumps, *log.failures):
-        shown = [[shape(f, log.torch) for f in stack.frames] for stack in holder.event.stacks]
-        shown = [frames for frames in shown if frames]
+        shown = [
+            [f"thread {stack.thread}", *(shape(f, log.torch) for f in stack.frames)]
+            for stack in holder.event.stacks
+            if stack.frames
+        ]
+        if beside and not _two_threads(wanted, ends, beside, shown):
+            continue
         if wanted and not any(
             all(any(pattern.search(frame) for frame in frames) for pattern in wanted)
             for frames in shown
@@ -273,6 +301,24 @@ def _in_stacks(match: dict[str, Any], log: Log) -> Group | None:
         if shown:
             return holder
     return None
+
+
+def _two_threads(
+    wanted: list[re.Pattern[str]], ends: str | None, beside: list[str], shown: list[list[str]]
+) -> bool:
+    """Whether one thread has what is wanted, and another one what stands beside it."""
+    ones = [
+        index
+        for index, frames in enumerate(shown)
+        if all(any(pattern.search(frame) for frame in frames) for pattern in wanted)
+        and (not ends or re.search(ends, frames[-1]))
+    ]
+    others = [
+        index
+        for index, frames in enumerate(shown)
+        if all(any(re.search(text, frame) for frame in frames) for text in beside)
+    ]
+    return any(one != other for one in ones for other in others)
 
 
 def _fits(match: dict[str, Any], group: Group, torch: TorchVersion) -> bool:

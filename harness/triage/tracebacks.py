@@ -48,7 +48,10 @@ _KNOWN_ENDS = (
     "Error", "Exception", "Exit", "Interrupt", "Warning", "Timeout", "Group", "StopIteration",
     "Unsupported", "Empty", "Full", "Failed", "Expired", "Refused", "Abort", "Again", "Hit",
 )  # fmt: skip
-_IN_THREAD = re.compile(r"Exception in thread ([^\n:]{1,120}?)(?: \(([^)\n]{1,80})\))?:")
+# The whole is the name: Python calls a thread "Thread-3 (target)".
+_IN_THREAD = re.compile(r"Exception in thread ([^\n:(]{1,120}(?:\([^)\n]{1,80}\))?):")
+_MEMBER = re.compile(r"^ *(?:\| *)*\+(?:-\+)?-+ \d+ -+")
+_GROUP = "ExceptionGroup"
 _USER_CODE = "from user code"
 # How the messages of torch go on; others only when indented, or announced by a colon.
 _CONTINUATIONS = (
@@ -103,7 +106,7 @@ class Tracebacks:
         self.name = name
         self._open: list[_Open] = []
         self._closed: _Closed | None = None
-        self._names: deque[tuple[str, str]] = deque()
+        self._names: deque[str] = deque()
         self._no_source: deque[list[str | int]] = deque()
         self._link: Event | None = None
         self._outer: Event | None = None
@@ -145,7 +148,7 @@ class Tracebacks:
             found = _IN_THREAD.findall(text)
             if found:
                 out += self._settle()
-                self._names.extend(found)
+                self._names.extend(name.strip() for name in found)
                 return True, out
         frame = _frame_in(body)
         if frame:
@@ -158,6 +161,8 @@ class Tracebacks:
         if self._open and self._part_of_open(line, body, out):
             return True, out
         if self._closed is not None:
+            if self._closed.event.type.endswith(_GROUP) and _MEMBER.match(text):
+                self._closed.event.details["members"] = True
             if self._continues(line, body):
                 return True, out
             out += self._settle()
@@ -189,9 +194,8 @@ class Tracebacks:
         self._link = None
         before = body.partition("Traceback (most")[0].strip()
         if self._names:
-            name, target = self._names.popleft()
-            opened.thread = name
-            opened.context = f"Exception in thread {name}" + (f" ({target})" if target else "")
+            opened.thread = self._names.popleft()
+            opened.context = f"Exception in thread {opened.thread}"
         elif opened.cause is not None:
             opened.thread = opened.thread or opened.cause.thread
             opened.context, opened.level = opened.cause.context, line.level

@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from harness.triage.events import MESSAGE_CHARACTERS, Event, Kind
 from harness.triage.lines import Line
 
-_NAMED = re.compile(r"(?<![\w/.-])([A-Za-z][A-Za-z_]{1,30}-\d{1,4}(?:_\d{1,4})?)(?![\w.-])")
+_NAMED = re.compile(
+    r"(?<![\w/.-])(Thread-\d{1,6} \([\w.<>]{1,80}\)|[A-Za-z][A-Za-z_]{1,30}-\d{1,4}(?:_\d{1,4})?)"
+    r"(?![\w.-])"
+)
 _HANDLED = re.compile(
     r"\b(?:retry|retrying|retried|will retry|falling back|fall back|fallback|ignored|ignoring"
     r"|skipped|skipping|handled|recovered|expected|non-fatal)\b",
@@ -23,6 +26,19 @@ _FAILED = re.compile(r"fail|error|exception|could not|cannot|unable|caught|inval
 _SURVIVED_LEVELS = {"DEBUG", "INFO", "WARNING", "NOTICE", "TRACE"}
 _NO_NAMES = {"utf-8", "utf-16", "cp-1252", "sha-256", "sha-1", "iso-8859"}
 _FREE = re.compile(r"(?:^\^C|(?<![\w.]))([\w.]*(?:Error|Exception|Interrupt|Exit))(?:: (.*)|$)")
+# "KeyError in worker-3: ..."; the class must be a certain one, "Error in ..." is any program's.
+_FREE_IN = re.compile(
+    r"(?<![\w.])([\w.]*[a-z](?:Error|Exception)) (?:in|on|from) "
+    r"((?:thread |worker |process )?[\w.-]{1,60}(?: \([\w.<>]{1,80}\))?): (.*)"
+)
+# Prose about a failure that need not have been: release notes, help texts, lists of repairs.
+_ABOUT = re.compile(
+    r"\b(?:if|when(?:ever)?|should|in case) (?:you|one|anyone|users?|they) (?:\w+ )?"
+    r"(?:see|saw|meet|get|got|hit|encounter|run into|face|notice|observe)\b"
+    r"|\b(?:known issues?|fix(?:es|ed)?|no longer|work ?around for|resolves?d?|closes)\b.{0,30}$",
+    re.I,
+)
+_CODE_SPAN = re.compile(r"``?[^`]{0,200}[a-z](?:Error|Exception): [^`]*``?")
 # What an exception group puts before the lines of its members.
 DECORATION = re.compile(r"^ *(?:[|+](?:-\+)?-* ?)+(?:\d+ -+)?")
 
@@ -33,6 +49,11 @@ def free_exception(line: Line, name: str) -> Iterator[Event]:
     if text.lstrip(" ")[:1] in ("|", "+"):  # a member of an exception group without a stack
         text = DECORATION.sub("", text)
     found = _FREE.search(text)
+    inside = _FREE_IN.search(text)
+    if inside is not None and (found is None or inside.start() <= found.start()):
+        found, who, message = inside, named_in(inside[2]), inside[3]
+    elif found is not None:
+        who, message = None, found[2]
     if found is None or not found[1].rpartition(".")[2][:1].isupper():
         return
     stated = line.level in ("ERROR", "CRITICAL") or found.start() == 0
@@ -43,8 +64,8 @@ def free_exception(line: Line, name: str) -> Iterator[Event]:
         Kind.EXCEPTION,
         line.place(name),
         type=found[1],
-        message=(found[2] or "")[:MESSAGE_CHARACTERS],
-        thread=line.thread or named_in(before),
+        message=(message or "")[:MESSAGE_CHARACTERS],
+        thread=line.thread or who or named_in(before),
         rank=line.rank,
         time=line.time,
         context=before[:300],
@@ -64,6 +85,18 @@ def handled(context: str, level: str | None) -> bool:
     if _HANDLED.search(context):
         return True
     return level in _SURVIVED_LEVELS and level != "INFO" and bool(_FAILED.search(context))
+
+
+def reported(text: str) -> str:
+    """The text without what it only talks about.
+
+    An exception in a code span, and whatever follows "if you see", happened elsewhere, or never.
+    """
+    text = _CODE_SPAN.sub("", text)
+    for found in re.finditer(r"[A-Za-z.]*[a-z](?:Error|Exception)\b", text):
+        if _ABOUT.search(text[: found.start()]):
+            return text[: found.start()]
+    return text
 
 
 def named_in(text: str) -> str | None:

@@ -137,3 +137,46 @@ Root Cause (first observed failure):
 )
 def test_words_of_signals_are_no_kill(text):
     assert triage_text(text).exit_code == 0
+
+
+FATAL = """\
+Fatal Python error: Segmentation fault
+
+Current thread 0x00007f1c33fff640 (most recent call first):
+  File "/srv/a.py", line 33 in swap
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "told", "signals"),
+    [
+        (FATAL, "Segmentation fault (core dumped)\n", 1),
+        (FATAL.replace("Segmentation fault", "Bus error"), "Bus error (core dumped)\n", 1),
+        (FATAL.replace("Segmentation fault", "deadlock"), "Aborted (core dumped)\n", 1),
+        ("terminate called without an active exception\n", "Aborted (core dumped)\n", 1),
+        (FATAL, "Killed\n", 2),  # another signal is another death
+        (FATAL, "Segmentation fault (core dumped)\nstep\nSegmentation fault (core dumped)\n", 1),
+        ("", "Segmentation fault (core dumped)\n", 1),
+    ],
+)
+def test_a_crash_that_a_shell_tells_too_is_one(own, told, signals):
+    failures = triage_text("step 1\n" + own + told).failures
+    assert sum(group.count for group in failures) == signals
+
+
+CHILD = """\
+Traceback (most recent call last):
+  File "/usr/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAILED
+"""
+
+
+def test_a_launcher_s_exception_is_no_failure_beside_its_process_s():
+    own = '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/a.py", line 1, in f\n'
+    own += "[rank1]: ValueError: no\n"
+    (group,) = triage_text(own + CHILD).failures
+    assert (group.event.type, group.threads) == ("ValueError", ["rank1"])
+    (group,) = triage_text(CHILD).failures
+    assert group.event.short_type == "ChildFailedError"

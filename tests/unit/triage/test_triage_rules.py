@@ -137,3 +137,40 @@ def test_a_consequence_stands_behind_its_cause():
     assert first.id == "fx-flag-other-thread" and not first.secondary
     after = next(cause for cause in rest if cause.id == "nccl-watchdog-timeout")
     assert after.secondary and after.confidence == "low"
+
+
+OVERLAP = """\
+pytorch 2.12.0
+Exception in thread capture-1:
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/threading.py", line 1073, in _bootstrap_inner
+    self.run()
+  File "/opt/capture.py", line 9, in capture
+    graph = wrap(net)
+RuntimeError: lost the module hooks: AssertionError: CURRENT_PATCHER is None in finally block
+after the captures: _is_fx_tracing_flag = True
+Exception in thread serve-1:
+Traceback (most recent call last):
+  File "/usr/lib/python3.12/threading.py", line 1073, in _bootstrap_inner
+    self.run()
+  File "/opt/serve.py", line 9, in step
+    y = net(x)
+  File "/opt/site-packages/torch/_dynamo/eval_frame.py", line 1011, in compile_wrapper
+    raise RuntimeError(
+RuntimeError: Detected that you are using FX to symbolically trace a dynamo-optimized function.
+"""
+
+
+def test_a_flag_left_by_overlapping_traces_is_not_blamed_on_a_running_one():
+    diagnosis = triage_text(OVERLAP)
+    assert [diagnosis.cause_of(index).id for index in (0, 1)] == [
+        "patcher-not-none", "fx-flag-stuck",
+    ]  # fmt: skip
+    other = {cause.id: cause for cause in diagnosis.causes}["fx-flag-other-thread"]
+    assert other.alternative and other.confidence == "low"
+    unread = "\n".join(line for line in OVERLAP.split("\n") if "_is_fx_tracing_flag" not in line)
+    assert not [
+        cause.id
+        for cause in triage_text(unread).causes
+        if cause.confidence == "high" and cause.id == "fx-flag-other-thread"
+    ]

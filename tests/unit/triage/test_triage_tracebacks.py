@@ -64,7 +64,19 @@ def test_an_exception_group_gives_its_members():
     except ExceptionGroup as group:
         text = "".join(traceback.format_exception(group))
     types = {g.event.type: len(g.event.frames) for g in triage_text(text).failures}
-    assert types == {"ExceptionGroup": 1, "ValueError": 1, "KeyError": 1, "OSError": 0}
+    assert types == {"ValueError": 1, "KeyError": 1, "OSError": 0}
+
+
+def test_an_exception_group_without_its_members_stands_for_itself():
+    text = "Traceback (most recent call last):\n" + '  File "/opt/a.py", line 3, in f\n    g()\n'
+    assert (
+        only(text + "ExceptionGroup: several (2 sub-exceptions)\n").event.type == "ExceptionGroup"
+    )
+    cut = (
+        text
+        + "ExceptionGroup: several (2 sub-exceptions)\n  +-+---------------- 1 ----------------\n"
+    )
+    assert only(cut).event.type == "ExceptionGroup"
 
 
 def test_a_thread_is_named_by_its_excepthook():
@@ -72,7 +84,7 @@ def test_a_thread_is_named_by_its_excepthook():
     group = only("Exception in thread drafter-1:\n" + text)
     assert group.threads == ["drafter-1"]
     group = only("Exception in thread Thread-3 (worker):\n" + text)
-    assert group.threads == ["Thread-3"]
+    assert group.threads == ["Thread-3 (worker)"]
 
 
 def test_a_program_s_own_words_name_the_thread():
