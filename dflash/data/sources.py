@@ -80,7 +80,8 @@ def data_files(paths: Sequence[str | Path]) -> Iterator[Path]:
     for path in map(Path, _named(paths)):
         if not path.is_dir():
             if not path.exists():
-                raise DataError(f"{path}: no such file or folder; correct data.train/data.held_out")
+                known = ", ".join(NAMED_SOURCES)
+                raise DataError(f"{path}: no such file or folder, and not one of {known}")
             yield path
             continue
         for folder, folders, names in os.walk(path, onerror=_raise_unreadable):
