@@ -196,6 +196,14 @@ def gate(session: nox.Session) -> None:
 
 
 @nox.session
+def specimens(session: nox.Session) -> None:
+    """The catalogue of races, each forced; damaged compile caches (Inductor: takes minutes)."""
+    _install(session, "test")
+    arguments = ["tests/specimens", "--junitxml=build/specimens/junit.xml"]
+    _finish(session, _pytest(session, *arguments, *session.posargs, env=_no_gpu()), "specimens")
+
+
+@nox.session
 def browser(session: nox.Session) -> None:
     """The HTML pages in a headless Chromium; needs Debian's chromium and chromium-driver."""
     _install(session, "browser")
