@@ -318,11 +318,12 @@ def triage(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="for an issue")] = False,
     as_sarif: Annotated[bool, typer.Option("--sarif", help="for a code scanner")] = False,
     as_github: Annotated[bool, typer.Option("--github", help="workflow annotations")] = False,
+    as_grep: Annotated[bool, typer.Option("--grep", help="the search as a regex; no log")] = False,
 ) -> None:
     """Says from a log which torch it was, who died, of what; exit code 1 if something did."""
     from harness.triage import Unreadable, command
 
-    asked = (as_json, as_markdown, as_sarif, as_github)
+    asked = (as_json, as_markdown, as_sarif, as_github, as_grep)
     forms = [form for form, wanted in zip(command.FORMS, asked, strict=True) if wanted]
     if len(forms) > 1:
         raise _bad_input(f"--{forms[0]} and --{forms[1]} do not go together: name one form")

@@ -307,6 +307,8 @@ class Collector:
         speaker = self.speakers.get(name)
         place = line.place(self._name)
         if speaker is None:
+            if not line.text:  # "[0]:" alone is a heading, of torchrun's summary
+                return
             if len(self.speakers) >= SPEAKERS:
                 return
             speaker = self.speakers[name] = Speaker(name, place, place)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import typer
 from rich.console import Console
 
-from harness.triage import Diagnosis, triage_paths
+from harness.triage import Diagnosis, search, triage_paths
 from harness.triage.collect import Group
 from harness.triage.output import as_github, as_json, as_sarif, headline
 from harness.triage.show import markdown, terminal
 
-FORMS = ("json", "markdown", "sarif", "github")
+FORMS = ("json", "markdown", "sarif", "github", "grep")
 
 
 def run(
@@ -26,10 +26,17 @@ def run(
 ) -> int:
     """Prints the diagnosis; returns 0 when nothing was found, else 1.
 
+    The form "grep" is the pattern of the search; it needs no log and returns 0.
+
     Raises:
         harness.triage.Unreadable: a log cannot be read.
         ValueError: options that do not go together.
     """
+    if form == "grep":
+        if logs:
+            raise ValueError("--grep prints the pattern of the search and reads no log")
+        typer.echo(search().grep())
+        return 0
     if idle is not None and not follow:
         raise ValueError("--idle SECONDS goes with --follow")
     on_new: Callable[[Group], None] | None = _say if follow and form is None else None
@@ -39,7 +46,7 @@ def run(
 
 
 def render(diagnosis: Diagnosis, form: str | None) -> str:
-    """The diagnosis in one of :data:`FORMS`; None: for the terminal."""
+    """The diagnosis in one of :data:`FORMS` but "grep"; None: for the terminal."""
     match form:
         case "json":
             return json.dumps(as_json(diagnosis), indent=1)

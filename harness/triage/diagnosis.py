@@ -17,6 +17,7 @@ from harness.triage.events import FAILURES, Event, Frame, Kind, Place
 from harness.triage.roles import TorchVersion
 from harness.triage.source import Act
 from harness.triage.structured import Trace
+from harness.triage.telling import expression
 
 SCHEMA = 1
 UNKNOWN_ID = "unknown"
@@ -70,7 +71,12 @@ class Fate:
 
 @dataclass
 class Diagnosis:
-    """The whole answer. `to_json` is the stable form (docs/triage.md)."""
+    """The whole answer. `to_json` is the stable form (docs/triage.md).
+
+    Attributes:
+        grep: the pattern of the search, equal for all logs.
+        grep_found: a short one for what was found in this one; "" where nothing was.
+    """
 
     inputs: tuple[str, ...]
     torch: TorchVersion
@@ -82,6 +88,7 @@ class Diagnosis:
     unsaid: list[str]
     next: list[str]
     grep: str
+    grep_found: str
     lines: int
     last_time: str | None = None
     trace: dict[str, Any] = field(default_factory=dict)
@@ -135,11 +142,14 @@ def diagnose(
     frames = [*_frames((*failures, *dumps, *handled)), *collector.logged]
     torch = roles.infer(frames, list(collector.stated_torch))
     log = rules.Log(torch, failures, list(collector.notices.values()), dumps)
-    causes = _causes(rules.findings(rules.load(), log), failures)
+    findings = rules.findings(rules.load(), log)
+    causes = _causes(findings, failures)
+    said = {cause.id for cause in causes if not cause.alternative}
+    shown = [finding for finding in findings if finding.rule.id in said]
     diagnosis = Diagnosis(
         tuple(inputs), torch, failures, handled, dumps, causes, _fates(collector, failures), [], [],
-        grep, collector.lines, collector.last_time, trace.to_json(failures) if trace else {},
-        collector.overflow,
+        grep, expression(failures, shown), collector.lines, collector.last_time,
+        trace.to_json(failures) if trace else {}, collector.overflow,
     )  # fmt: skip
     diagnosis.unsaid = list(_unsaid(diagnosis))
     diagnosis.next = list(_next(diagnosis))

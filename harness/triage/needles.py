@@ -2,7 +2,7 @@
 
 A log of gigabytes holds a few kilobytes that matter. The literals here, and those of the rules,
 mark them; only what lies round a hit is parsed. The same literals, as an extended regular
-expression, are the grep that triage prints.
+expression, are what ``harness triage --grep`` prints.
 """
 
 from __future__ import annotations
@@ -64,7 +64,12 @@ class Needles:
 
     def grep(self) -> str:
         """The equivalent extended regular expression."""
-        return "|".join(re.sub(r"([][().*+?{}|^$\\])", r"\\\1", text) for text in self.literals)
+        return "|".join(map(escaped, self.literals))
+
+
+def escaped(text: str) -> str:
+    """The text as an extended regular expression within single quotes of a shell."""
+    return re.sub(r"([][().*+?{}|^$\\])", r"\\\1", text).replace("'", ".")
 
 
 def needles(more: Iterable[str] = ()) -> Needles:

@@ -64,6 +64,7 @@ def as_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "unsaid": diagnosis.unsaid,
         "next": diagnosis.next,
         "grep": diagnosis.grep,
+        "grep_found": diagnosis.grep_found,
         "lines_parsed": diagnosis.lines,
         "last_time": diagnosis.last_time,
         "seconds_after": diagnosis.seconds_after,

@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from harness.triage.collect import Group
 from harness.triage.diagnosis import Cause, Diagnosis
@@ -17,6 +17,7 @@ FRAMES_SHOWN = 14
 GROUPS_SHOWN = 20
 _COLORS = {"high": "red", "medium": "yellow", "low": "cyan"}
 _WIDTH = 100
+_COPIED = "none"  # a command: not broken into lines
 
 
 def terminal(diagnosis: Diagnosis, *, width: int = _WIDTH, color: bool = False) -> str:
@@ -27,7 +28,7 @@ def terminal(diagnosis: Diagnosis, *, width: int = _WIDTH, color: bool = False) 
         highlight=False, soft_wrap=False,
     )  # fmt: skip
     for style, text in _lines(diagnosis):
-        console.print(f"[{style}]{escape(text)}[/{style}]" if style else escape(text))
+        console.print(Text(text, style=style), soft_wrap=style == _COPIED)
     return out.getvalue()
 
 
@@ -64,9 +65,11 @@ def _lines(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             yield "bold", ""
             yield "bold", title
             for text in texts:
-                yield "", f"  {text}"
-    yield "dim", ""
-    yield "dim", f"the same lines by grep: LC_ALL=C grep -nE '{diagnosis.grep}'"
+                yield _COPIED if title == "next" else "", f"  {text}"
+    if diagnosis.grep_found:
+        yield "bold", ""
+        yield "bold", "the same lines by grep"
+        yield _COPIED, f"  LC_ALL=C grep -nE '{diagnosis.grep_found}'"
 
 
 def _torch(diagnosis: Diagnosis) -> str:

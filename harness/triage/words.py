@@ -7,6 +7,7 @@ line states without a traceback. English only.
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterator
 
 from harness.triage.events import MESSAGE_CHARACTERS, Event, Kind
@@ -38,6 +39,9 @@ _ABOUT = re.compile(
     r"|\b(?:known issues?|fix(?:es|ed)?|no longer|work ?around for|resolves?d?|closes)\b.{0,30}$",
     re.I,
 )
+_CLASS_END = re.compile(r"[a-z](?:Error|Exception)\b")
+_CLASS_LETTERS = f"{string.ascii_letters}._"
+ABOUT_CHARACTERS = 120
 _CODE_SPAN = re.compile(r"``?[^`]{0,200}[a-z](?:Error|Exception): [^`]*``?")
 # What an exception group puts before the lines of its members.
 DECORATION = re.compile(r"^ *(?:[|+](?:-\+)?-* ?)+(?:\d+ -+)?")
@@ -93,9 +97,10 @@ def reported(text: str) -> str:
     An exception in a code span, and whatever follows "if you see", happened elsewhere, or never.
     """
     text = _CODE_SPAN.sub("", text)
-    for found in re.finditer(r"[A-Za-z.]*[a-z](?:Error|Exception)\b", text):
-        if _ABOUT.search(text[: found.start()]):
-            return text[: found.start()]
+    for found in _CLASS_END.finditer(text):
+        before = text[: found.start()].rstrip(_CLASS_LETTERS)
+        if _ABOUT.search(before, max(0, len(before) - ABOUT_CHARACTERS)):
+            return before
     return text
 
 
