@@ -86,13 +86,17 @@ class CompileGuard:
         self._stack.callback(self._leave)
         self._sealed = False
         try:
-            made = [row.name for row in STATES if self._wants(row) and self._install(row)]
+            rows = [row for row in STATES if self._wants(row) and self._install(row)]
             self._enter()
             self._stack.enter_context(self.thread())
         except BaseException:
             self._stack.close()
             raise
-        self.explanation = "; ".join([f"{self.name}: {self._explain(made)}", *self._passed_over])
+        made = [row.name for row in rows if not row.instead]
+        also = [row.instead for row in rows if row.instead]
+        self.explanation = "; ".join(
+            [f"{self.name}: {self._explain(made)}", *also, *self._passed_over]
+        )
         return self
 
     def __exit__(

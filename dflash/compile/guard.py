@@ -17,7 +17,8 @@
                    ``lock``; :attr:`CompileGuard.explanation` says which and why.
 =================  ===============================================================================
 
-What all of them do besides: :mod:`dflash.compile.base`.
+All of them make FX traces of different threads wait for one another
+(:mod:`dflash.compile.one_trace`). What they do besides: :mod:`dflash.compile.base`.
 
 Correct single-thread behaviour stays: a genuine FX trace over a compiled function, on the thread
 that traces, still gets torch's error.

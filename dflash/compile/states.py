@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from dflash.compile.one_trace import OneTraceAtATime
 from dflash.compile.thread_state import ThreadLocalGlobals
 
 
@@ -37,12 +38,14 @@ class SharedState:
         harm: what another thread's value does to this one.
         source: report or change.
         patch: a patch that makes it per thread, or None where this torch needs none.
+        instead: what the patch does where the state stays the process's.
     """
 
     name: str
     harm: str
     source: str
     patch: Callable[[], Patch | None]
+    instead: str = ""
 
 
 # Flags whose holders are counted: a compiled call that begins while another thread holds one
@@ -152,6 +155,13 @@ STATES: tuple[SharedState, ...] = (
         "segmentation fault in FakeTensorMode.__enter__ of a CUDA build without a GPU",
         "seen on 2.11.0",
         _device_guard,
+    ),
+    SharedState(
+        "fx-patches",
+        "nn.Module stays patched by another thread's make_fx: later compiles capture no graph",
+        "pytorch#168042, #187589",
+        OneTraceAtATime,
+        instead="FX traces wait for one another",
     ),
 )
 

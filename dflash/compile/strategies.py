@@ -66,8 +66,9 @@ class SerialGuard(CompileGuard):
     """Compile everything first; afterwards a compile is an error."""
 
     name = "serial"
-    # Warm code still annotates and reads metrics; it must not meet another thread's.
-    needs = ("traceback-meta", "metrics-context", "cuda-device-guard")
+    # Warm code still annotates and reads metrics; it must not meet another thread's. A foreign
+    # trace beside the warm-up must not damage what is compiled later.
+    needs = ("traceback-meta", "metrics-context", "cuda-device-guard", "fx-patches")
 
     _home = 0  # id of the thread that entered, or that warms up
     _warming = False
@@ -103,8 +104,9 @@ class LockGuard(CompileGuard):
     name = "lock"
     # Not a race that a lock could end: a CUDA build without a GPU crashes in its second thread.
     needs = ("cuda-device-guard",)
-    # Threads also run eager code, outside of any lock of ours: torch's mask builder annotates.
-    likes = ("traceback-meta",)
+    # Threads also run eager code, outside of any lock of ours: torch's mask builder annotates, and
+    # somebody's make_fx traces.
+    likes = ("traceback-meta", "fx-patches")
 
     def __init__(self, *, recompile_limit: int, passed_over: Sequence[str] = ()) -> None:
         super().__init__(recompile_limit=recompile_limit, passed_over=passed_over)
@@ -132,6 +134,10 @@ class LockGuard(CompileGuard):
         # for that backward: it belongs to the owner, and waiting for the lock would be for ever.
         # Only one backward can be under way.
         if self._in_backward and _on_engine_thread():
+            return super()._call(compiled, args, kwargs)
+        # A genuine nested trace, which torch refuses. It holds dynamo's lock, and the owner of ours
+        # may be waiting for that.
+        if _raw_fx_flag() and _this_thread_traces():
             return super()._call(compiled, args, kwargs)
         with self.lock:
             return super()._call(compiled, args, kwargs)
