@@ -15,8 +15,16 @@ Threads = list[Callable[[], object]]
 LENGTHS = (32, 64)  # of the rows in `warm_beside_recompile`
 
 
+def _survive_cuda_build_without_gpu() -> None:
+    """Up to 2.12 such a build crashes in the second thread that traces; that is not the point."""
+    ensure = hasattr(torch._C, "_ensureCUDADeviceGuardSet")
+    if ensure and torch.version.cuda is not None and not torch.cuda.is_available():
+        torch._C._ensureCUDADeviceGuardSet = lambda: None
+
+
 def two_traces() -> Threads:
     """Two threads trace something at the same time: state of torch stays behind."""
+    _survive_cuda_build_without_gpu()
     return [_make_fx, _make_fx]
 
 
@@ -38,6 +46,7 @@ def two_compiles() -> Threads:
 
 def compile_beside_trace() -> Threads:
     """thread-0 compiles, thread-1 traces with make_fx, which takes no lock."""
+    _survive_cuda_build_without_gpu()
     return [_compiled(torch.sin), _make_fx]
 
 
@@ -63,6 +72,7 @@ def warm_beside_recompile(steps: int = 2) -> Threads:
 
     flex._validate_device = lambda *_: None  # CPU training is refused by this check alone
     torch.set_num_threads(1)
+    _survive_cuda_build_without_gpu()
 
     def drafter(lengths: tuple[int, ...]) -> Callable[[], object]:
         attend = torch.compile(flex.flex_attention, backend="aot_eager", dynamic=False)
