@@ -9,6 +9,7 @@ Not covered: a speaker that never says its name; all such lines are one stream.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ SPEAKERS = 1024
 THREADS_OF_A_GROUP = 256
 SAME_KILL_BYTES = 2000
 SAME_CRASH_BYTES = 64_000  # the interpreter's last words are long
+DEATHS = 16  # of which a later line may tell again
 HEAD_LINES = 4000  # in which the torch version is looked for
 
 
@@ -131,7 +133,7 @@ class Collector:
         self._name = name
         self._streams: dict[str, _Stream] = {}
         self._last_marked = "/"
-        self._last_kill: Event | None = None
+        self._deaths: deque[Event] = deque(maxlen=DEATHS)
         self._before: Line | None = None
         found = _RANK_IN_NAME.search(name)
         self._rank = next((g for g in found.groups() if g), None) if found else None
@@ -279,13 +281,9 @@ class Collector:
 
     def _told_already(self, event: Event) -> bool:
         """Whether a kill is the one that the process itself, a launcher or a shell told before."""
-        before, self._last_kill = self._last_kill, event
-        if before is None or event.kind is not Kind.KILLED or signal_of(before) != event.type:
-            return False
-        bytes_between = SAME_KILL_BYTES if before.kind is Kind.KILLED else SAME_CRASH_BYTES
-        near = 0 <= event.place.offset - before.place.offset < bytes_between
-        same_rank = before.rank is None or event.rank is None or before.rank == event.rank
-        return near and same_rank and before.place.name == event.place.name
+        told = event.kind is Kind.KILLED and any(_same_death(one, event) for one in self._deaths)
+        self._deaths.append(event)
+        return told
 
     def _note(self, event: Event) -> None:
         key = _DIGITS.sub("#", event.message[:300])
@@ -328,3 +326,14 @@ class Collector:
         if found:
             version = found[1] + (f".dev{found[2]}" if found[2] else "")
             self.stated_torch[version] = self.stated_torch.get(version, 0) + 1
+
+
+def _same_death(before: Event, kill: Event) -> bool:
+    """Whether a kill is the death that an earlier event told: signal, rank and place agree."""
+    limit = SAME_KILL_BYTES if before.kind is Kind.KILLED else SAME_CRASH_BYTES
+    return (
+        signal_of(before) == kill.type
+        and 0 <= kill.place.offset - before.place.offset < limit
+        and (before.rank is None or kill.rank is None or before.rank == kill.rank)
+        and before.place.name == kill.place.name
+    )

@@ -139,7 +139,9 @@ def diagnose(
     told = [group for group in failures if group.event.kind is not Kind.ERROR]
     failures = told or failures
     handled = _in_order([group for group in failed if group.event.handled])
-    frames = [*_frames((*failures, *dumps, *handled)), *collector.logged]
+    # Of what is left out of the failures too: a launcher's frames tell the version as well.
+    seen = (group for group in collector.groups.values() if group is not None)
+    frames = [*_frames((*failures, *dumps, *handled, *seen)), *collector.logged]
     torch = roles.infer(frames, list(collector.stated_torch))
     log = rules.Log(torch, failures, list(collector.notices.values()), dumps)
     findings = rules.findings(rules.load(), log)
@@ -194,6 +196,7 @@ def _without_echoes(groups: list[Group]) -> list[Group]:
 
 # How launchers end when one of their processes has failed.
 _LAUNCHERS = {"ChildFailedError", "ProcessRaisedException", "ProcessExitedException"}
+_LAUNCHERS_FILES = ("accelerate/commands/", "deepspeed/launcher/", "torch/distributed/launcher/")
 
 
 def _passed_on(group: Group, groups: Sequence[Group]) -> bool:
@@ -207,17 +210,25 @@ def _passed_on(group: Group, groups: Sequence[Group]) -> bool:
         for other in groups
         if other is not group
         and other.event.kind in FAILURES - {Kind.ERROR}
-        and other.event.short_type not in _LAUNCHERS
+        and not _of_a_launcher(other.event)
         and not other.event.handled
     )
     if event.details.get("members"):
         return any(other.last.offset > group.first.offset for other in others)
-    if event.short_type in _LAUNCHERS:
+    if event.short_type == "ProcessRaisedException":  # the process's own stands in its message
+        return any(True for _ in others)
+    if _of_a_launcher(event):
         return any(
             other.first.name != group.first.name or other.first.offset < group.first.offset
             for other in others
         )
     return False
+
+
+def _of_a_launcher(event: Event) -> bool:
+    if event.short_type == "CalledProcessError":
+        return any(frame.file.startswith(_LAUNCHERS_FILES) for frame in event.frames)
+    return event.short_type in _LAUNCHERS
 
 
 def _first_line(text: str) -> str:

@@ -39,6 +39,7 @@ _ABOUT = re.compile(
     r"|\b(?:known issues?|fix(?:es|ed)?|no longer|work ?around for|resolves?d?|closes)\b.{0,30}$",
     re.I,
 )
+_COMMIT = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40} (?:\([^)]{1,80}\) )?[A-Z]")
 _CLASS_END = re.compile(r"[a-z](?:Error|Exception)\b")
 _CLASS_LETTERS = f"{string.ascii_letters}._"
 ABOUT_CHARACTERS = 120
@@ -94,8 +95,11 @@ def handled(context: str, level: str | None) -> bool:
 def reported(text: str) -> str:
     """The text without what it only talks about.
 
-    An exception in a code span, and whatever follows "if you see", happened elsewhere, or never.
+    An exception in a code span, in a commit's subject, or behind "if you see", happened elsewhere,
+    or never.
     """
+    if _COMMIT.match(text):
+        return ""
     text = _CODE_SPAN.sub("", text)
     for found in _CLASS_END.finditer(text):
         before = text[: found.start()].rstrip(_CLASS_LETTERS)

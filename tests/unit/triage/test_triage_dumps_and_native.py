@@ -180,3 +180,43 @@ def test_a_launcher_s_exception_is_no_failure_beside_its_process_s():
     assert (group.event.type, group.threads) == ("ValueError", ["rank1"])
     (group,) = triage_text(CHILD).failures
     assert group.event.short_type == "ChildFailedError"
+
+
+OWN = """\
+Traceback (most recent call last):
+  File "/a.py", line 1, in f
+    g()
+ValueError: no
+"""
+
+
+def test_a_launcher_that_only_reports_a_command_is_known_by_its_frames():
+    told = "subprocess.CalledProcessError: Command '['python']' returned non-zero exit status 1.\n"
+    stack = 'Traceback (most recent call last):\n  File "{}", line 763, in launch\n    g()\n' + told
+    launcher = stack.format("/opt/site-packages/accelerate/commands/launch.py")
+    assert [g.event.type for g in triage_text(OWN + launcher).failures] == ["ValueError"]
+    others = [g.event.short_type for g in triage_text(OWN + stack.format("/opt/a.py")).failures]
+    assert others == ["ValueError", "CalledProcessError"]
+
+
+def test_a_process_s_exception_in_a_launcher_s_message_is_the_failure():
+    text = (
+        'Traceback (most recent call last):\n  File "/opt/main.py", line 30, in <module>\n'
+        "torch.multiprocessing.spawn.ProcessRaisedException: \n\n"
+        "-- Process 1 terminated with the following error:\n"
+    )
+    assert [group.event.type for group in triage_text(text + OWN).failures] == ["ValueError"]
+
+
+def test_each_rank_s_crash_is_told_again_by_the_launcher():
+    ranks = "".join(
+        f"[rank{r}]: Fatal Python error: Segmentation fault\n[rank{r}]: \n"
+        f"[rank{r}]: Current thread 0x00007f1c33fff64{r} (most recent call first):\n"
+        f'[rank{r}]:   File "/srv/a.py", line 33 in swap\n'
+        for r in (0, 1)
+    )
+    line = "E0614 11:02:49.551000 310 torch/distributed/elastic/multiprocessing/api.py:984] failed "
+    line += "(exitcode: {}) local_rank: {} (pid: 403) of binary: python\n"
+    for code, rank, deaths in ((-11, 0, 2), (-11, 1, 2), (-11, 3, 3), (-9, 0, 3)):
+        failures = triage_text(ranks + line.format(code, rank)).failures
+        assert sum(group.count for group in failures) == deaths
