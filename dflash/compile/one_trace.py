@@ -65,7 +65,7 @@ class OneTraceAtATime:
             self._undo.pop()()
 
     def _places(self) -> list[tuple[Any, str, Callable[[Any], Any]]]:
-        places = [
+        places: list[tuple[Any, str, Callable[[Any], Any]]] = [
             (torch.fx.Tracer, "trace", self._function),
             # make_fx registers its tracer before it traces.
             (proxy_tensor._MakefxTracer, "_trace_inner", self._function),
