@@ -39,7 +39,10 @@ _ABOUT = re.compile(
     r"|\b(?:known issues?|fix(?:es|ed)?|no longer|work ?around for|resolves?d?|closes)\b.{0,30}$",
     re.I,
 )
-_COMMIT = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40} (?:\([^)]{1,80}\) )?[A-Z]")
+# A commit's subject, a quotation, an expected failure of pytest's summary.
+_CITED = re.compile(
+    r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40} (?:\([^)]{1,80}\) )?[A-Z]|\s{0,8}(?:> |XFAIL )"
+)
 _CLASS_END = re.compile(r"[a-z](?:Error|Exception)\b")
 _CLASS_LETTERS = f"{string.ascii_letters}._"
 ABOUT_CHARACTERS = 120
@@ -95,10 +98,10 @@ def handled(context: str, level: str | None) -> bool:
 def reported(text: str) -> str:
     """The text without what it only talks about.
 
-    An exception in a code span, in a commit's subject, or behind "if you see", happened elsewhere,
-    or never.
+    An exception in a code span, in a commit's subject, in a quotation, or behind "if you see",
+    happened elsewhere, or never.
     """
-    if _COMMIT.match(text):
+    if _CITED.match(text):
         return ""
     text = _CODE_SPAN.sub("", text)
     for found in _CLASS_END.finditer(text):
