@@ -11,7 +11,6 @@ found); 2: no such specimen.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter as Tally
 from importlib.metadata import version
@@ -23,32 +22,27 @@ sys.path.insert(0, str(Path(__file__).parent))
 import specimen_case
 from specimen import Specimen, facts, names
 
-from harness.cause import VARIABLE, Count, Counterfactual
+from harness.cause import Count, Counterfactual
 from harness.explore import PRELOADED
 from harness.isolate import Isolation
 from harness.verdict import Verdict, findings, judge
 
-LOCK = json.dumps({"steps": [], "lock": True})  # one lock round calls, traces and annotations
 
-
-def run(name: str, isolation: Isolation, *, lock: bool = False, **options: Any) -> dict[str, Any]:
+def run(name: str, isolation: Isolation, **options: Any) -> dict[str, Any]:
     """One run of a specimen in a fresh process."""
-    environment = {VARIABLE: LOCK} if lock else {}
     arguments = {"name": name, "unfix": [], **options}
-    return isolation.run(
-        specimen_case.run, arguments, deadline=90, label=name, environment=environment
-    ).record()
+    return isolation.run(specimen_case.run, arguments, deadline=90, label=name).record()
 
 
 def counterfactual(name: str, runs: int, isolation: Isolation) -> Counterfactual:
-    """The specimen as it is, its threads in turn, and free with one lock round the region."""
+    """The specimen as it is, its threads in turn, and free with one lock for all of them."""
     unfix = list(facts(name).unfix) if only_unfixed(facts(name)) else []
     as_it_is, swapped, locked = (
         [run(name, isolation, unfix=unfix, **change) for _ in range(runs)]
-        for change in ({}, {"order": "in turn"}, {"lock": True})
+        for change in ({}, {"order": "in turn"}, {"order": "locked"})
     )
     causes = tuple(dict.fromkeys(e["text"] for r in as_it_is for e in r.get("cause", ())))
-    return Counterfactual(_count(as_it_is), _count(swapped), _count(locked), causes[:3])
+    return Counterfactual(_count(as_it_is), _count(swapped), _count(locked), causes[:1])
 
 
 def only_unfixed(specimen: Specimen) -> bool:

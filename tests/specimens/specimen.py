@@ -22,7 +22,7 @@ from harness import Verdict, judge
 from harness.verdict import findings
 
 FOLDER = Path(__file__).parent
-NOT_SPECIMENS = ("specimen", "specimen_case", "replay", "cache_case", "conftest")
+NOT_SPECIMENS = ("specimen", "specimen_case", "replay", "matrix", "cache_case", "conftest")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,19 @@ from harness import Control, Follow, Member, Schedule, Trial  # noqa: E402
 from harness.control import SWITCH_POINTS  # noqa: E402
 
 PATIENCE, DEADLINE = 20.0, 60.0
-FORCED, IN_TURN, FREE = "forced", "in turn", "free"
+FORCED, IN_TURN, LOCKED = "forced", "in turn", "locked"
 
 
 def run(*, name: str, order: str = FORCED, unfix: list[str], guard: str = "") -> dict[str, Any]:
-    """One run: ``order`` is forced, in turn or free; ``guard`` a guard's name or none."""
+    """One run.
+
+    Args:
+        name: the specimen's.
+        order: forced; in turn, one thread after the other; locked: free, with one lock round what
+            each thread does.
+        unfix: repairs of torch to take out.
+        guard: name of a guard of dflash, or none.
+    """
     torch.set_num_threads(1)
     _survive_cuda_build_without_gpu()
     module = _load(name)
@@ -31,9 +40,10 @@ def run(*, name: str, order: str = FORCED, unfix: list[str], guard: str = "") ->
     with contextlib.ExitStack() as stack:
         stack.enter_context(trial)
         threads = list(module.program(_compile(stack, guard)))
+        lock = threading.Lock() if order == LOCKED else contextlib.nullcontext()
 
         def work(member: Member) -> object:
-            with member.step(0):
+            with member.step(0), lock:
                 return threads[member.index]()
 
         outcomes = trial.run(len(threads), work, start="together", name="thread", deadline=DEADLINE)
@@ -64,7 +74,7 @@ def _load(name: str) -> Any:
 
 
 def _control(specimen: Any, order: str) -> Control | None:
-    if order == FREE or not specimen.schedule:
+    if order == LOCKED or not specimen.schedule:
         return None
     lines = specimen.schedule
     if order == IN_TURN:
