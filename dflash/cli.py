@@ -207,7 +207,7 @@ def regenerate(
 @app.command("make-tiny-target")
 def make_tiny(
     folder: Annotated[Path, typer.Argument(help="where the model goes")],
-    steps: Annotated[int, typer.Option(help="optimizer steps")] = 1600,
+    steps: Annotated[int, typer.Option(help="optimizer steps")] = 320,
     seed: Annotated[int, typer.Option()] = 0,
     threads: Annotated[int, typer.Option(help="CPU threads; the result depends on it")] = 1,
     resume: Annotated[bool, typer.Option(help="go on from what is in the folder")] = False,
