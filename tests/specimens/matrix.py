@@ -51,6 +51,7 @@ def measure(runs: int) -> dict[str, Any]:
 
     print(f"torch {torch.__version__}: x-ray", flush=True)
     seen = xray().as_dict()
+    columns = seen["columns"]
     rows = []
     with Isolation(preload=(*PRELOADED, "dflash.compile")) as isolation:
         for name in names():
@@ -82,7 +83,9 @@ def measure(runs: int) -> dict[str, Any]:
         "unknown": sorted(
             name
             for name in seen["probes"]
-            if all(column["cells"][name]["look"] == "unknown" for column in seen["columns"])
+            if not any(
+                name in c["cells"] and c["cells"][name]["look"] != "unknown" for c in columns
+            )
         ),
         "sticky": seen["sticky"],
         "problems": seen["problems"],
