@@ -10,8 +10,9 @@ import torch
 from dflash.config import Recipe
 from dflash.data import build_rows
 from dflash.export import tensor_shapes
+from dflash.regenerate import choose_prompts
 from dflash.schedule.topology import Topology
-from dflash.target.load import load_targets
+from dflash.target.load import Targets, load_targets
 from dflash.train import drafter_config
 
 _GIB = 2**30
@@ -27,10 +28,10 @@ def make_plan(recipe: Recipe) -> tuple[list[str], list[str]]:
     target = load_targets(recipe.target, [torch.device("cpu")])
     target_size = sum(parameter.numel() for parameter in target.model.parameters())
     config = drafter_config(recipe, target)
-    rows, report = build_rows(recipe.data, target.tokenizer, seed=recipe.run.seed)
+    rows, said = _text(recipe, target)
     parameters = sum(math.prod(shape) for shape in tensor_shapes(config).values())
     per_step = len(topology.drafters) * recipe.optimizer.accumulation
-    steps = recipe.run.steps or math.ceil((recipe.run.epochs or 0) * len(rows) / per_step)
+    steps = recipe.run.steps or math.ceil((recipe.run.epochs or 0) * rows / per_step)
     item = _BYTES[recipe.target.dtype]
     features = recipe.data.row_length * config.feature_size * item
     slots = recipe.data.anchors_per_row * config.block_size
@@ -42,7 +43,7 @@ def make_plan(recipe: Recipe) -> tuple[list[str], list[str]]:
         f"drafter: {parameters:,} parameters, {config.num_hidden_layers} layers, block "
         f"{config.block_size}, features of layers {list(config.target_layer_ids)}, mask token "
         f"{config.mask_token_id}",
-        *report.lines(),
+        *said,
         f"{steps} steps of {per_step} packets; {features / 2**20:.2f} MiB of features a packet",
         f"shapes: row {recipe.data.row_length}, {recipe.data.anchors_per_row} anchors, "
         f"{slots} block slots; attention [{slots}, {recipe.data.row_length + slots}]",
@@ -50,9 +51,26 @@ def make_plan(recipe: Recipe) -> tuple[list[str], list[str]]:
         + (", once in evaluation" if recipe.data.held_out else ""),
     ]
     lines += _memory(recipe, topology, target_size * item, parameters, chunk)
-    if len(rows) < per_step:
-        problems.append(f"{len(rows)} rows are fewer than the {per_step} packets of one step")
+    if rows < per_step:
+        problems.append(f"{rows} rows are fewer than the {per_step} packets of one step")
     return lines, problems
+
+
+def _text(recipe: Recipe, target: Targets) -> tuple[int, list[str]]:
+    """Number of training rows, at most where the target writes them first; lines about them."""
+    data, how = recipe.data, recipe.data.regenerate
+    if how is None:
+        rows, report = build_rows(data, target.tokenizer, seed=recipe.run.seed)
+        return len(rows), report.lines()
+    prompts = choose_prompts(data, data.train, target.tokenizer, how, how.prompts, recipe.run.seed)
+    tokens = sum(len(prompt.ids) + how.new_tokens for prompt in prompts)
+    most = math.ceil(tokens / data.row_length)
+    heat = ", ".join(f"{temperature:g}" for temperature in how.temperatures)
+    return most, [
+        f"{', '.join(data.train)}: {len(prompts)} prompts; from each the target first writes up to "
+        f"{how.new_tokens} tokens, at temperature {heat}",
+        f"about {most} rows of {data.row_length} tokens",
+    ]
 
 
 def _memory(
