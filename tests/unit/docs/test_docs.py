@@ -37,6 +37,35 @@ def test_the_gate_example_passes(pytester):
     result.stdout.fnmatch_lines(["my_code *3/3*completed*yes*"])
 
 
+def test_the_harness_example_passes_and_every_option_and_fixture_is_named(pytester):
+    text = (ROOT / "docs" / "harness.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    pytester.makepyfile(test_my_threads=example)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=200)
+    result.assert_outcomes(passed=1)
+    plugin = (ROOT / "harness" / "plugin.py").read_text()
+    for name in re.findall(r'"(--race-[a-z]+)"', plugin) + re.findall(
+        r"^def (race_\w+)", plugin, re.M
+    ):
+        if name != "race_isolation":  # what race_isolated is made of
+            assert f"`{name}" in text, f"docs/harness.md does not name {name}"
+
+
+def test_every_command_that_the_documents_name_is_there():
+    from typer.main import get_command
+
+    import dflash.cli
+    import harness.cli
+
+    for program, app in (("harness", harness.cli.app), ("dflash", dflash.cli.app)):
+        known = set(get_command(app).commands)
+        for path in DOCS:
+            text = path.read_text()
+            code = re.findall(r"^```.*?^```|`[^`\n]+`", text, re.M | re.S)
+            for name in re.findall(rf"(?:^|`){program} ([a-z][a-z-]+)", "\n".join(code), re.M):
+                assert name in known, f"{path.name} names '{program} {name}'"
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_every_link_leads_somewhere(path):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
