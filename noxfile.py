@@ -24,6 +24,7 @@ nox.options.reuse_existing_virtualenvs = True
 ROOT = Path(__file__).parent
 PINNED_TORCH = "2.13.0"
 SUPPORTED_TORCH = ((2, 9), (2, 15))
+MATRIX_TORCH = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 BAD_INPUT = 2
 
 
@@ -59,12 +60,23 @@ def _options(posargs: Sequence[str], prog: str) -> tuple[argparse.Namespace, lis
     return options, rest
 
 
+def _matrix_runs(posargs: Sequence[str]) -> int:
+    parser = _Parser(prog="nox -s matrix --", allow_abbrev=False)
+    parser.add_argument("--runs", type=int, default=1, help="of each specimen")
+    runs: int = parser.parse_args(posargs).runs
+    if runs < 1:
+        _refuse(f"nox -s matrix --: --runs must be at least 1, not {runs}")
+    return runs
+
+
 def _check_before_anything_is_made() -> None:
     """Bad input ends here, before an environment is made; another torch gets its own ones."""
     if "--" not in sys.argv:
         return
     cut = sys.argv.index("--")
     words, after = sys.argv[1:cut], sys.argv[cut + 1 :]
+    if any(word.partition("(")[0] == "matrix" for word in words):
+        _matrix_runs(after)
     if not {"race", "gate"} & set(words):
         return
     options, _ = _options(after, f"nox -s {'race' if 'race' in words else 'gate'} --")
@@ -201,6 +213,21 @@ def specimens(session: nox.Session) -> None:
     _install(session, "test")
     arguments = ["tests/specimens", "--junitxml=build/specimens/junit.xml"]
     _finish(session, _pytest(session, *arguments, *session.posargs, env=_no_gpu()), "specimens")
+
+
+@nox.session
+@nox.parametrize("torch", [nox.param(version, id=version) for version in MATRIX_TORCH])
+def matrix(session: nox.Session, torch: str) -> None:
+    """X-ray and specimens on one torch (about 5 GB each), and docs/versions.md from all results."""
+    runs = _matrix_runs(session.posargs)
+    _install(session, "test", torch=torch)
+    script, folder = "tests/specimens/matrix.py", "build/matrix"
+    out = f"{folder}/{torch}.json"
+    (ROOT / out).unlink(missing_ok=True)  # a result of an earlier run must not pass for this one's
+    code = _python(session, script, "measure", out, "--runs", str(runs), env=_no_gpu())
+    if (ROOT / out).exists():
+        _finish(session, _python(session, script, "write", folder, "docs/versions.md"), "writing")
+    _finish(session, code, f"what the specimens state of torch {torch}")
 
 
 @nox.session

@@ -38,6 +38,19 @@ def test_bad_input_is_one_line_and_makes_nothing(tmp_path, session, arguments, s
     assert not (tmp_path / "project" / ".nox").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--runs", "0"], "--runs must be at least 1, not 0"),
+        (["--torch", "2.11.0"], "unrecognized arguments: --torch 2.11.0"),
+    ],
+)
+def test_bad_input_of_the_matrix_is_one_line_and_makes_nothing(tmp_path, arguments, said):
+    done = nox(tmp_path, "-s", "matrix(2.11.0)", "--", *arguments)
+    assert (done.returncode, done.stderr.strip()) == (2, f"error: nox -s matrix --: {said}")
+    assert not (tmp_path / "project" / ".nox").exists()
+
+
 def test_the_sessions_that_the_documents_name_exist(tmp_path):
     listed = nox(tmp_path, "-l").stdout
     for session in ("race", "tests", "gate", "browser", "lint"):
