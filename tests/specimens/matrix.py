@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 SCHEMA = 1
 VERSIONS = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 BEGIN, END = "<!-- matrix: begin -->", "<!-- matrix: end -->"
+LINE = 200  # characters of a difference that the document shows; the result's file has all
 TOO_OLD, NOT_RUN = "-", "not run"
 
 Result = Mapping[str, Any]
@@ -160,7 +161,7 @@ def render(results: Mapping[str, Result]) -> str:
             "",
             *_specimens(versions, results),
             "",
-            *_differences(results),
+            *_differences(versions, results),
             "",
             *_leaks(versions, results),
         )
@@ -235,9 +236,12 @@ def _cell(row: Mapping[str, Any], kind: str) -> str:
     return f"{text} (!)" if one["unmet"] else text
 
 
-def _differences(results: Mapping[str, Result]) -> list[str]:
+def _differences(versions: Sequence[str], results: Mapping[str, Result]) -> list[str]:
     lines = [
-        f"* torch {version}: {line}" for version, one in results.items() for line in unmet(one)
+        f"* torch {version}: {line if len(line) <= LINE else line[:LINE] + ' ...'}"
+        for version in versions
+        if version in results
+        for line in unmet(results[version])
     ]
     return ["Not as the specimens state, marked (!):", "", *(lines or ["* nothing"])]
 
