@@ -31,7 +31,7 @@ def frame(file: str, line: int, function: str, role: str = "passed through") -> 
 
 
 STACK = [
-    frame("/work/train.py", 12, "step"),
+    frame("/home/user/train.py", 12, "step"),
     *(frame(f"{TORCH}/nn/modules/module.py", line, "_call_impl") for line in (1, 2, 3)),
     frame(f"{TORCH}/_dynamo/eval_frame.py", 1166, "compile_wrapper"),
     *(frame(f"{TORCH}/_functorch/aot.py", line, "trace") for line in range(9)),
@@ -102,7 +102,7 @@ def raised() -> dict[str, Any]:
         "type": "RuntimeError",
         "message": "Detected that you are using FX",
         "frames": [
-            frame("/work/train.py", 12, "step"),
+            frame("/home/user/train.py", 12, "step"),
             frame(f"{TORCH}/_dynamo/eval_frame.py", 1120, "compile_wrapper", "raised here"),
         ],
         "text": "Traceback (most recent call last): ...",
