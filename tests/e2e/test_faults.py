@@ -79,7 +79,12 @@ FAULTS = [
 
 @pytest.mark.parametrize(("fault", "said"), FAULTS)
 def test_a_fault_ends_the_run_and_resume_goes_on(size, make_recipe_of, tmp_path, fault, said):
-    recipe = make_recipe_of(size, run={"steps": 4, "checkpoint_every": 2, "evaluate_every": 4})
+    recipe = make_recipe_of(
+        size,
+        run={"steps": 4, "checkpoint_every": 2, "evaluate_every": 4},
+        # Others may be inside a compile, which a busy machine makes long.
+        schedule={"join_seconds": 100},
+    )
     with pytest.raises(RunFailed, match=said) as caught:
         train(recipe, tmp_path / "run", on_built=fault)
     assert caught.value.must_exit is False
