@@ -261,8 +261,8 @@ def test_a_hang_is_ended_at_its_deadline_and_the_dump_names_the_line(
 ) -> None:
     """Where the GIL is held no Python timer fires, pytest-timeout's thread method included."""
     result = light.run(case, deadline=3)
-    assert (result.ended, result.what) == ("hang", "had not ended after its deadline of 0.5 s")
-    assert 0.5 <= result.seconds < 5
+    assert (result.ended, result.what) == ("hang", "had not ended after its deadline of 3 s")
+    assert 3 <= result.seconds < 30
     assert f"line {line_of(case, 'the hanging line')} in {frame}" in result.dump
 
 
