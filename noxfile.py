@@ -25,6 +25,7 @@ ROOT = Path(__file__).parent
 PINNED_TORCH = "2.13.0"
 SUPPORTED_TORCH = ((2, 9), (2, 15))
 MATRIX_TORCH = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
+RIVALS = ("frontrun==0.7.0", "interleave-test==0.1.0", "pytest-run-parallel==0.10.0")
 BAD_INPUT = 2
 
 
@@ -242,11 +243,20 @@ def browser(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Side-by-side measurements: what a guard costs, what the chunked loss saves."""
     _install(session, "bench")
-    own = {"demo"}  # a session of its own
+    own = {"demo", "detection"}  # each a session of its own
     known = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - own)
     names = session.posargs or known
     for name in names:
         session.run("python", f"benchmarks/{name}.py")
+
+
+@nox.session(python="3.12")
+def detection(session: nox.Session) -> None:
+    """Detection rates beside other tools, on torch 2.11.0 (5 GB) and the Python that all have."""
+    _install(session, "test", torch="2.11.0")
+    session.install("-q", "-c", str(ROOT / "constraints.txt"), *RIVALS)
+    code = _python(session, "benchmarks/detection.py", *session.posargs, env=_no_gpu())
+    _finish(session, code, "a forced schedule")
 
 
 @nox.session

@@ -63,10 +63,11 @@ def two_masks() -> Threads:
     return [build, build]
 
 
-def warm_beside_recompile(steps: int = 2) -> Threads:
+def warm_beside_recompile(steps: int = 2, warm: bool = False) -> Threads:
     """Three drafters attend with their compiled flex_attention, forward and backward.
 
     Two keep their row length; in its second step thread-1 meets another one and compiles again.
+    With ``warm`` all three have compiled for the first one before any thread begins.
     """
     import torch.nn.attention.flex_attention as flex
 
@@ -77,11 +78,16 @@ def warm_beside_recompile(steps: int = 2) -> Threads:
     def drafter(lengths: tuple[int, ...]) -> Callable[[], object]:
         attend = torch.compile(flex.flex_attention, backend="aot_eager", dynamic=False)
 
+        def step(length: int) -> None:
+            q, k, v = (torch.ones(1, 1, length, 16, requires_grad=True) for _ in range(3))
+            attend(q, k, v).sum().backward()
+
         def work() -> None:
             for length in lengths:
-                q, k, v = (torch.ones(1, 1, length, 16, requires_grad=True) for _ in range(3))
-                attend(q, k, v).sum().backward()
+                step(length)
 
+        if warm:
+            step(lengths[0])
         return work
 
     short, long = LENGTHS
