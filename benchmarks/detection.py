@@ -7,7 +7,7 @@ other red is an *other failure* (a false alarm, or damage that the tool did itse
 tool gave up on a thread that did not come back, or had to be killed. *out of time*: it was still
 searching at the deadline. *missed*: it said nothing, or green; *left* counts the runs among these
 that left nn.Module patched. Seconds are without the import of torch, frontrun's with it: it has
-to patch the locks before torch makes its own.
+to patch the locks before torch makes its own; `explore` with the run that confirms its finding.
 
 What each tool is given. ``barrier``: one pass of the body, all threads released together;
 ``barrier + interval`` the same under ``sys.setswitchinterval(1e-6)``. ``pytest-run-parallel``:
@@ -173,6 +173,10 @@ class Said:
     text: str = ""
     hung: bool = False
     unsure: bool = False
+
+
+def ready() -> None:
+    """The server is there."""
 
 
 def attempt(*, tool: str, body: str, seed: int, seconds: float) -> dict[str, Any]:
@@ -405,6 +409,7 @@ def runs(tool: str, name: str, count: int, deadline: float) -> Iterator[Run]:
     # frontrun patches the locks that torch makes when it is imported.
     preload = () if tool.startswith("frontrun") else (*PRELOADED, *body.needs)
     with Isolation(preload=preload) as isolation:
+        isolation.run(ready, label="ready")  # the import of torch is nobody's time
         for seed in range(count):
             if tool in EXPLORE:
                 yield explored(body, EXPLORE[tool], deadline, isolation)
@@ -442,6 +447,7 @@ def explored(body: Body, asked: dict[str, Any], deadline: float, isolation: Any)
     from harness.explore import Target, explore
     from harness.verdict import findings
 
+    begun = time.monotonic()
     found = explore(
         Target(str(Path(__file__).resolve()), body.program),
         budget_seconds=deadline,
@@ -449,12 +455,13 @@ def explored(body: Body, asked: dict[str, Any], deadline: float, isolation: Any)
         isolation=isolation,
         **asked,
     )
+    took = time.monotonic() - begun  # with the run that confirms it
     text = "\n".join(map(str, findings(found.record or {}))) or str(found)
     if found.outcome != "found":
         outcome = {"clean": MISSED, "inconclusive": UNSURE}.get(found.outcome, OTHER)
     else:
         outcome = DETECTED if re.search(f"{body.says}|sticky state", text) else OTHER
-    return Run(outcome, found.seconds, False, f"schedule {found.tried}: {text}")
+    return Run(outcome, took, False, f"schedule {found.tried}: {text}")
 
 
 def measure(tool: str, name: str, count: int, deadline: float, show: bool) -> bool:
