@@ -3,7 +3,7 @@
 Covers text, and conversations through the tokenizer's own chat template. Assistant turns are
 found by the template's generation markers or, without any, by rendering prefixes of the
 conversation; what is found is verified, never guessed. Not covered: masking of reasoning inside
-a turn; regenerating answers with the target (do that before, see the paper's data section).
+a turn; letting the target write the answers anew, which is `dflash.regenerate`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Labels of block slots: slot k of the block anchored at a predicts the token at a+k, unshifted.
 
-Covers hard labels from the row's own tokens. Not covered: teacher distributions.
+Covers hard labels from the row's own tokens. The target's distribution is mixed in by `chunked`.
 """
 
 from __future__ import annotations
