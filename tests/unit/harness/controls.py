@@ -318,6 +318,7 @@ def left_patched() -> dict[str, Any]:
     script = Script(
         [
             "drafter-0 trace.body",
+            "drafter-1 trace.begin",  # or it could have patched first: then the two do nest
             "drafter-1 trace.body",
             *(
                 f"drafter-{index} {point}"
