@@ -216,7 +216,7 @@ class Region:
     records sees nobody inside who does not hold the lock.
     """
 
-    _ENTER = ("call.arrive", "trace.begin", "annotate.tested")
+    _ENTER = ("call.arrive", "trace.begin", "annotate.arrive")
     _LEAVE = ("call.exit", "trace.left", "annotate.left")
 
     def __init__(self) -> None:
@@ -363,10 +363,11 @@ def _ends(steps: Sequence[Step], victim: str) -> list[Step]:
 
 
 def _begins(steps: Sequence[Step]) -> list[Step]:
-    """A place before the culprit's state is up, where it is held: its trace must not have begun."""
+    """A place before the culprit's state is up, where it is held: it must not have begun."""
     head = steps[0]
-    if head.point.startswith("trace.") and head.point != "trace.begin":
-        return [Step(head.role, "trace.begin", head.step, head.nth)]
+    begin = {"trace": "trace.begin", "annotate": "annotate.arrive"}.get(head.point.split(".")[0])
+    if begin is not None and head.point != begin:
+        return [Step(head.role, begin, head.step, head.nth)]
     return []
 
 

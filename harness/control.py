@@ -22,6 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -51,6 +52,27 @@ FREE, SCRIPTED = "free", "scripted"  # how a run without control came about
 READY, RUNNING, WAITS_FOR_LOCK, WAITS, ENDED = "ready", "running", "lock", "waits", "ended"
 
 
+@dataclass(frozen=True)
+class Decision:
+    """One choice of who runs.
+
+    Attributes:
+        options: the threads that could, in the crew's order.
+        current: the one that had just arrived, if it could go on.
+        at: the point at which it stood.
+        chosen: who ran.
+    """
+
+    options: tuple[str, ...]
+    current: str | None
+    at: str | None
+    chosen: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {**vars(self), "options": list(self.options)}
+
+
 class Control:
     """A listener for :class:`harness.hooks.Hooks` and the conductor of a crew.
 
@@ -72,7 +94,7 @@ class Control:
         self.strategy = strategy
         self.points = tuple(points)
         self.patience = patience
-        self.decisions: list[tuple[tuple[str, ...], str | None, str]] = []
+        self.decisions: list[Decision] = []
         self.blocked: list[str] = []
         self._recorded = tuple(recorded)
         self._changed = threading.Condition()
@@ -197,7 +219,8 @@ class Control:
             len(self.decisions), arrived, options, dict(self._standing), dict(self._counts), ended
         )
         chosen = self.strategy.choose(choice)
-        self.decisions.append((options, arrived, chosen))
+        at = None if arrived is None else self._standing[arrived][0]
+        self.decisions.append(Decision(options, arrived, at, chosen))
         self._current = chosen
         self._changed.notify_all()
 
@@ -287,10 +310,7 @@ class Control:
             "controlled": parted is None,
             "parted": parted,
             "blocked": list(self.blocked),
-            "decisions": [
-                {"options": list(options), "current": current, "chosen": chosen}
-                for options, current, chosen in self.decisions
-            ],
+            "decisions": [decision.as_dict() for decision in self.decisions],
             "missed": self.missed(),
         }
 

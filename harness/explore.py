@@ -10,7 +10,9 @@
 Nobody says where to look: every arrival at a switch point (:data:`harness.control.SWITCH_POINTS`)
 is a place where another thread may go on. ``preemptions`` tries all schedules with up to
 ``bound`` preemptions, those with fewer first; a switch that has to be (a thread ended, or waits
-for a lock) costs nothing, and all its alternatives are tried. ``pct`` tries seeds.
+for a lock) costs nothing, and all its alternatives are tried. Among equals those come first that
+preempt where a thread writes state that others see (:data:`harness.watch.WRITES`), and a thread's
+first arrival at a point before its later ones. ``pct`` tries seeds.
 
 What it says: *found* (the first failing schedule, run a second time), *clean* with its bound (n
 of n schedules), *inconclusive* when the budget ended first, or *harness error* when runs could
@@ -26,6 +28,7 @@ import itertools
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -36,6 +39,7 @@ from harness.control import SWITCH_POINTS, VARIABLE
 from harness.isolate import PRELOAD, CaseResult, Isolation, _address
 from harness.replay import Schedule, ScheduleError
 from harness.verdict import Record, Verdict, findings, judge
+from harness.watch import WRITES
 
 PRELOADED = (*PRELOAD, "harness.trial", "harness.hooks", "harness.watch", "harness.probes")
 _ERRORS_SHOWN = 3
@@ -343,19 +347,23 @@ def _fails(record: Record) -> bool:
     return judge(record) is not Verdict.COMPLETED
 
 
+# preemptions, whether state is written elsewhere, earlier arrivals there, order of discovery
+_Rank = tuple[int, bool, int, int]
+
+
 class _Preemptions:
     """All schedules with up to ``bound`` preemptions, those with fewer first."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._order = itertools.count()
-        self._heap: list[tuple[int, int, dict[int, str]]] = [(0, next(self._order), {})]
+        self._heap: list[tuple[_Rank, dict[int, str]]] = [((0, False, 0, next(self._order)), {})]
         self._used = 0
         self.words = f"up to {bound} preemptions"
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while self._heap:
-            self._used, _, deviations = heapq.heappop(self._heap)
+            (self._used, *_), deviations = heapq.heappop(self._heap)
             plain = {str(number): thread for number, thread in deviations.items()}
             yield {"strategy": "preemptions", "deviations": plain}
 
@@ -363,15 +371,20 @@ class _Preemptions:
         """Every other choice after the last deviation is one more schedule."""
         deviations = {int(number): thread for number, thread in spec["deviations"].items()}
         decisions = record["schedule"]["decisions"]
-        for number in range(max(deviations, default=-1) + 1, len(decisions)):
-            decision = decisions[number]
-            cost = self._used + (decision["current"] is not None)
-            if cost > self._bound:
-                continue
-            for thread in decision["options"]:
-                if thread != decision["chosen"]:
-                    entry = (cost, next(self._order), deviations | {number: thread})
-                    heapq.heappush(self._heap, entry)
+        last = max(deviations, default=-1)
+        arrivals: Counter[tuple[str | None, str | None]] = Counter()
+        for number, decision in enumerate(decisions):
+            current, at = decision["current"], decision["at"]
+            preempts = current is not None
+            cost = self._used + preempts
+            if number > last and cost <= self._bound:
+                elsewhere = preempts and at not in WRITES
+                earlier = arrivals[current, at] if preempts else 0
+                for thread in decision["options"]:
+                    if thread != decision["chosen"]:
+                        rank = (cost, elsewhere, earlier, next(self._order))
+                        heapq.heappush(self._heap, (rank, deviations | {number: thread}))
+            arrivals[current, at] += 1
 
     def waiting(self) -> int:
         return len(self._heap)

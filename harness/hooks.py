@@ -249,6 +249,7 @@ class Hooks:
         @functools.wraps(annotate)
         def observed_annotate(*args: Any, **kwargs: Any) -> Iterator[None]:
             error: BaseException | None = None
+            self.emit("annotate.arrive")
             try:
                 with annotate(*args, **kwargs):
                     self.emit("annotate.body")

@@ -28,6 +28,7 @@ POINTS: dict[str, str] = {
     "trace.body": "the traced function (not a module) runs: the flag is up, nn.Module patched",
     "trace.end": "the traced function has ended, Tracer.trace has not",
     "trace.left": "Tracer.trace has ended and put its state back",
+    "annotate.arrive": "a thread is about to enter torch.fx.traceback.annotate",
     "annotate.tested": "torch.fx.traceback.annotate has looked whether an annotation is there",
     "annotate.write": "annotate is about to write",
     "annotate.body": "the block under annotate runs",

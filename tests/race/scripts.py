@@ -39,12 +39,11 @@ def annotations_overlap(step: int) -> tuple[str, ...]:
     )
 
 
-# The same with nobody else near, before the two look and until both have left: the point
-# ``annotate.tested`` comes after annotate has looked, so they are held at their step's begin.
+# The same with nobody else near, before the two look and until both have left.
 ANNOTATIONS_ALONE = (
     *FIRST_STEPS,
-    "drafter-0 step.begin step=1",
-    "drafter-1 step.begin step=1",
+    "drafter-0 annotate.arrive step=1",
+    "drafter-1 annotate.arrive step=1",
     *annotations_overlap(step=1),
     "drafter-0 annotate.left step=1",
     "drafter-1 annotate.left step=1",

@@ -179,6 +179,7 @@ def test_annotate_is_tested_then_written_then_runs_then_left(recorder: Recorder)
         with fx_traceback.annotate({"tag": 1}):
             pass
     assert written == {
+        "annotate.arrive": False,
         "annotate.tested": False,
         "annotate.write": False,
         "annotate.body": True,
