@@ -20,6 +20,7 @@ nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"  # pip, so that constraints and index settings count
 nox.options.sessions = ["tests", "race"]
 nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = True  # a session that was asked for is not skipped
 
 ROOT = Path(__file__).parent
 PINNED_TORCH = "2.13.0"
