@@ -80,6 +80,7 @@ PLACES: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             f"{_BACKWARD}@line:/^self._prepare_lazy_backward_context\\(/",
             f"{_BACKWARD_BEFORE_2_13}@line:/^assert lazy_backward_info is not None/",
+            f"{_BACKWARD_BEFORE_2_13}@line:/^if lazy_backward_info is None:/",  # 2.11, 2.12
         ),
     ),
     "cache.lookup": (

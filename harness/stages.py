@@ -16,6 +16,10 @@ Stop = Callable[[], None]
 Program = Callable[[Stop], Callable[[], object]]
 
 
+class StageAbsent(Exception):
+    """This torch has no such stage; one line says what it lacks."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage.
@@ -23,7 +27,8 @@ class Stage:
     Attributes:
         name: short; a column of the table.
         what: where the thread stands while the others look.
-        program: is given ``stop``, prepares what is not part of the stage, and returns the rest.
+        program: is given ``stop``, prepares what is not part of the stage, and returns the rest;
+            raises :class:`StageAbsent` where torch has not got it.
         point: the hook point that stops the thread, or "" where the program stops itself.
         slow: takes tens of seconds, so it is optional.
         leaves: states that it leaves behind by design, as torch does in one thread alone.
@@ -182,6 +187,9 @@ def _export(stop: Stop) -> Callable[[], object]:
 
 def _annotate(_stop: Stop) -> Callable[[], object]:
     import torch.fx.traceback as fx_traceback
+
+    if not hasattr(fx_traceback, "annotate"):
+        raise StageAbsent("this torch has no torch.fx.traceback.annotate")
 
     def annotate() -> None:
         with fx_traceback.annotate({"harness": 1}):

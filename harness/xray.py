@@ -58,12 +58,14 @@ class Column:
         what: where the thread stood.
         problem: why the stage was not reached, or what the program raised ("" when neither).
         cells: probe -> cell.
+        absent: what torch lacks where it has no such stage; no problem, and no cells.
     """
 
     stage: str
     what: str
     problem: str = ""
     cells: Mapping[str, Cell] = field(default_factory=dict)
+    absent: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,10 @@ class XRay:
     def problems(self) -> list[str]:
         """One line per stage that was not reached or raised: the table is not whole then."""
         return [f"{column.stage}: {column.problem}" for column in self.columns if column.problem]
+
+    def absent(self) -> list[str]:
+        """One line per stage that this torch does not have."""
+        return [f"{column.stage}: {column.absent}" for column in self.columns if column.absent]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, with the summary that a reader would have to compute."""
@@ -174,7 +180,8 @@ def xray(
                 name: Cell(Look(cell["look"]), cell["value"], cell["stays"])
                 for name, cell in result.value["cells"].items()
             }
-            columns.append(Column(stage.name, stage.what, result.value["problem"], cells))
+            value = result.value
+            columns.append(Column(stage.name, stage.what, value["problem"], cells, value["absent"]))
     return XRay(facts["torch"], facts["python"], tuple(unfix), tuple(columns))
 
 
@@ -194,6 +201,7 @@ def examine(*, stage: str, unfix: list[str]) -> dict[str, Any]:
     return {
         "facts": {"torch": str(torch.__version__), "python": platform.python_version()},
         "problem": session.problem,
+        "absent": session.absent,
         "cells": {name: asdict(cell) for name, cell in session.cells().items()},
     }
 
@@ -204,6 +212,7 @@ class _Session:
     def __init__(self, stage: stages.Stage) -> None:
         self.stage = stage
         self.problem = ""
+        self.absent = ""
         self.rest: dict[str, dict[str, Any]] = {}  # per thread: some states are a thread's own
         self.seen: dict[str, dict[str, Any]] = {}
         self._armed = False
@@ -228,7 +237,7 @@ class _Session:
             return
         if actor.is_alive():
             self.problem = f"had not ended after {_PATIENCE:g} s"
-        elif "actor" not in self.seen and not self.problem:
+        elif "actor" not in self.seen and not self.problem and not self.absent:
             self.problem = "was not reached"
         self.seen["after"] = _read_all()
 
@@ -264,6 +273,8 @@ class _Session:
             }
             self._armed = True
             rest()
+        except stages.StageAbsent as error:
+            self.absent = str(error)
         except Exception as error:
             self.problem = f"the program raised {type(error).__name__}: {error}".splitlines()[0]
         finally:

@@ -49,7 +49,8 @@ def render(found: XRay, *, width: int, color: bool) -> str:
         table.add_row(probe.name, *(_sign(cell) for cell in cells))
     console.print(table)
     for number, column in enumerate(found.columns, 1):
-        console.print(escape(f"{number:>2} {column.stage}: {column.what}"))
+        lacks = f" ({column.absent})" if column.absent else ""
+        console.print(escape(f"{number:>2} {column.stage}: {column.what}{lacks}"))
     for sign, what in (*SIGNS.values(), STAYS):
         console.print(escape(f" {sign} {what}"))
     console.print(escape(f"at rest at every stage: {', '.join(found.quiet())}"))

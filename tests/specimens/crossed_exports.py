@@ -12,12 +12,42 @@ SPECIMEN = Specimen(
     expect={
         "2.9": Shows(
             "raised",
+            raises={"thread-1": "Trying to pop empty mode stack"},
+            stuck=(
+                "dispatch-mode",
+                "fx-tracing-flag",
+                "is-compiling",
+                "is-exporting",
+                "make-fx-tracer",
+                "module-call",
+                "module-getattr",
+            ),
+            later={"is_compiling": True},
+        ),
+        "2.11": Shows(
+            "raised",
             raises={
                 "thread-0": "We found a fake tensor in the exported program constant's list",
                 "thread-1": "Trying to pop empty mode stack",
             },
             stuck=(
                 "fx-tracing-flag",
+                "is-compiling",
+                "is-exporting",
+                "make-fx-tracer",
+                "module-call",
+                "module-getattr",
+                "traceback-meta",
+            ),
+            later={"is_compiling": True},
+        ),
+        "2.14": Shows(
+            "raised",
+            raises={
+                "thread-0": "We found a fake tensor in the exported program constant's list",
+                "thread-1": "Trying to pop empty mode stack",
+            },
+            stuck=(
                 "is-compiling",
                 "is-exporting",
                 "make-fx-tracer",
@@ -35,8 +65,19 @@ SPECIMEN = Specimen(
         "thread-1 end",
     ),
     points=("race_specimen_crossed_exports:inside@entry",),
-    guarded=Shows("raised", raises={"thread-1": "_EXPORT_MODULE_HIERARCHY must not be None"}),
-    refused=True,
+    guarded={
+        "2.9": Shows(
+            "raised",
+            raises={"thread-1": "AssertionError"},
+            stuck=("dispatch-mode",),
+            refused=True,
+        ),
+        "2.11": Shows(
+            "raised",
+            raises={"thread-1": "_EXPORT_MODULE_HIERARCHY must not be None"},
+            refused=True,
+        ),
+    },
 )
 
 

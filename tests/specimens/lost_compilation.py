@@ -12,9 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 SPECIMEN = Specimen(
     rows="10: pytorch#187589 (the report has another symptom)",
     state="module-call",
-    symptom="nn.Module stays patched; from 2.14 on a later torch.compile of a module runs eager",
+    symptom="nn.Module stays patched; but on 2.13 a later torch.compile of a module runs eager",
     expect={
-        "2.9": Shows("sticky state", stuck=("module-call", "module-getattr")),
+        "2.9": Shows("silently eager", stuck=("module-call", "module-getattr")),
+        "2.13": Shows("sticky state", stuck=("module-call", "module-getattr")),
         "2.14": Shows("silently eager", stuck=("module-call", "module-getattr")),
     },
     schedule=(
@@ -25,7 +26,7 @@ SPECIMEN = Specimen(
         "thread-0 end",
     ),
     canaries=True,
-    refused=True,
+    guarded=Shows(refused=True),
 )
 
 

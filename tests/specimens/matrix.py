@@ -64,16 +64,14 @@ def measure(runs: int) -> dict[str, Any]:
                 continue
             records = [replay.run(name, isolation) for _ in range(runs)]
             row["native"] = told(records, expected.unmet)
-            if specimen.guarded is not None:
-                only_unfixed = specimen.unfixed is not None and expected != specimen.unfixed
-                unfix = list(specimen.unfix) if only_unfixed else []
+            row["native"]["refused"] = expected.refused
+            if (guarded := specimen.behind_guard(torch.__version__)) is not None:
+                unfix = specimen.unfix_here(torch.__version__)
                 records = [
                     replay.run(name, isolation, unfix=unfix, guard="auto") for _ in range(runs)
                 ]
-                shows, refused = specimen.guarded, specimen.refused
-                row["guarded"] = told(
-                    records, lambda one, s=shows, r=refused: s.unmet(one, refused=r)
-                ) | {"refused": refused, "unfix": unfix}
+                row["guarded"] = told(records, guarded.unmet)
+                row["guarded"] |= {"refused": guarded.refused, "unfix": unfix}
             print(f"{name:34} {_cell(row, 'native'):28} guarded: {_cell(row, 'guarded')}")
     return {
         "schema": SCHEMA,
@@ -231,7 +229,7 @@ def _cell(row: Mapping[str, Any], kind: str) -> str:
     words = [
         word if count == total else f"{word} {count} of {total}" for word, count in verdicts.items()
     ]
-    refused = kind == "guarded" and one.get("refused") and not one["unmet"]
+    refused = one.get("refused") and not one["unmet"]
     text = "the order cannot be had" if refused else ", ".join(words)
     return f"{text} (!)" if one["unmet"] else text
 

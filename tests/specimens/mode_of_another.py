@@ -10,8 +10,8 @@ SPECIMEN = Specimen(
     rows="40: no public report found",
     state="dispatch-mode-compiled",
     symptom="none: the function is never compiled, now or later, in any thread",
-    expect={"2.9": Shows("spurious recompile"), "2.13": Shows()},
-    absent={"2.13": "dynamo asks the thread's own stack of modes by default"},
+    expect={"2.9": Shows("spurious recompile"), "2.11": Shows()},
+    absent={"2.11": "dynamo asks the thread's own stack of modes by default"},
     schedule=(
         "thread-0 race_specimen_mode_of_another:inside@entry",
         "thread-1 end",

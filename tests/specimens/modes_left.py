@@ -11,15 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 SPECIMEN = Specimen(
     rows="40; no public report of the stuck flags found",
     state="dispatch-mode",
-    symptom="torch.compile captures nothing any more (to 2.12); since then two flags that lie",
+    symptom="torch.compile captures nothing any more (on 2.9); since then two flags that lie",
     expect={
         "2.9": Shows(
             "silently eager",
-            stuck=("dispatch-mode", "dispatch-mode-outside"),
+            stuck=("dispatch-mode", "dispatch-mode-outside", "dispatch-mode-compiled"),
         ),
-        "2.13": Shows(later={"is_in_torch_dispatch_mode": True}),
+        "2.11": Shows(later={"is_in_torch_dispatch_mode": True}),
     },
-    absent={"2.13": "the flags stay up, but dynamo asks the thread's own stack of modes"},
+    absent={"2.11": "the flags stay up, but dynamo asks the thread's own stack of modes"},
     schedule=(
         "thread-0 race_specimen_modes_left:inside@entry",
         "thread-1 race_specimen_modes_left:inside@entry",

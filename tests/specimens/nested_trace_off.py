@@ -13,11 +13,17 @@ SPECIMEN = Specimen(
     rows="13: pytorch#179836",
     state="fx-tracing-flag",
     symptom="none: flex_attention runs uncompiled and materialises the scores",
-    expect={"2.9": Shows("silently eager", stuck=("eager-flex-warning",)), "2.14": Shows()},
+    expect={
+        # The program's own option holds for the whole process before 2.12.
+        "2.9": Shows("silently eager", stuck=("dynamo-config", "eager-flex-warning")),
+        "2.12": Shows("silently eager", stuck=("eager-flex-warning",)),
+        "2.14": Shows(),
+    },
     absent={"2.14": "the flag is thread-local"},
     schedule=("thread-0 trace.body", "thread-1 end", "thread-0 end"),
     unfix=("fx-flag-thread-local",),
     unfixed=Shows("silently eager", stuck=("eager-flex-warning",)),
+    guarded={"2.9": Shows("sticky state", stuck=("dynamo-config",)), "2.12": Shows()},
 )
 
 

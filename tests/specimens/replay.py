@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import specimen_case
-from specimen import Specimen, facts, names
+from specimen import facts, names
 
 from harness.cause import Count, Counterfactual
 from harness.explore import PRELOADED
@@ -36,19 +36,13 @@ def run(name: str, isolation: Isolation, **options: Any) -> dict[str, Any]:
 
 def counterfactual(name: str, runs: int, isolation: Isolation) -> Counterfactual:
     """The specimen as it is, its threads in turn, and free with one lock for all of them."""
-    unfix = list(facts(name).unfix) if only_unfixed(facts(name)) else []
+    unfix = facts(name).unfix_here(version("torch"))
     as_it_is, swapped, locked = (
         [run(name, isolation, unfix=unfix, **change) for _ in range(runs)]
         for change in ({}, {"order": "in turn"}, {"order": "locked"})
     )
     causes = tuple(dict.fromkeys(e["text"] for r in as_it_is for e in r.get("cause", ())))
     return Counterfactual(_count(as_it_is), _count(swapped), _count(locked), causes[:1])
-
-
-def only_unfixed(specimen: Specimen) -> bool:
-    """Whether the installed torch has the repair."""
-    expected = specimen.expected(version("torch"))
-    return specimen.unfixed is not None and expected is not None and expected.verdict == "completed"
 
 
 def _count(records: list[dict[str, Any]]) -> Count:
@@ -98,8 +92,10 @@ def _told(name: str, options: argparse.Namespace, isolation: Isolation) -> int:
     change: dict[str, Any] = {"order": "in turn"} if options.in_turn else {}
     if options.guard:
         change["guard"] = options.guard
-    if options.unfix or (options.guard and only_unfixed(specimen)):
+    if options.unfix:
         change["unfix"] = list(specimen.unfix)
+    elif options.guard:
+        change["unfix"] = specimen.unfix_here(version("torch"))
     worst = 0
     for _ in range(options.runs):
         record = run(name, isolation, **change)

@@ -5,9 +5,9 @@ A specimen is a minimal program of a few threads that shows one race of torch. I
 may define ``check(trial, results)`` (numbers and counts, before the audit) and ``afterwards()``
 (what a later, single-threaded user of the same process meets; a dictionary).
 
-The expected outcome is stated per version of torch from which on it holds. Those of 2.13 were
-measured; those of other versions follow from the sources of torch and are measured when
-the specimens are run on them. This file imports no torch.
+The expected outcome is stated per version of torch from which on it holds, as measured on 2.9.1,
+2.11.0, 2.13.0, 2.14.1 and 2.15.0 (``nox -s matrix``); between two of them it is a guess. This file
+imports no torch.
 """
 
 from __future__ import annotations
@@ -34,25 +34,22 @@ class Shows:
         raises: thread -> text of its exception (type and message); all others must end well.
         stuck: the probes that must not be at rest afterwards; all others must be.
         later: facts that ``afterwards()`` must tell.
+        refused: whether the schedule cannot be followed: the threads are kept, or keep, apart.
     """
 
     verdict: str = "completed"
     raises: Mapping[str, str] = field(default_factory=dict)
     stuck: tuple[str, ...] = ()
     later: Mapping[str, Any] = field(default_factory=dict)
+    refused: bool = False
 
-    def unmet(self, record: Mapping[str, Any], *, refused: bool = False) -> list[str]:
-        """One line per difference; none when the record is as stated.
-
-        Args:
-            record: of a trial.
-            refused: whether the schedule must have been impossible to follow.
-        """
+    def unmet(self, record: Mapping[str, Any]) -> list[str]:
+        """One line per difference to a trial's record; none when that is as stated."""
         lines = []
         missed = record.get("script", {}).get("missed")
-        if refused and missed is None:
+        if self.refused and missed is None:
             lines.append("the schedule was followed, and should have been refused")
-        elif not refused and missed is not None:
+        elif not self.refused and missed is not None:
             lines.append(f"the schedule was not followed: {missed}")
         if str(judge(record)) != self.verdict:
             why = "; ".join(str(finding) for finding in findings(record)[:3])
@@ -96,8 +93,7 @@ class Specimen:
         in_turn: whether the same threads one after the other are clean; False where it takes no
             overlap.
         guarded: what the same schedule shows under ``dflash.compile.compile_guard("auto")``;
-            None where the row is no race.
-        refused: whether the guard keeps the threads so far apart that the order cannot be had.
+            per version where that differs; None where the row is no race.
         canaries: whether the small programs that must still work are run afterwards.
         absent: why it does not reproduce, per version from which on that is so.
     """
@@ -111,16 +107,32 @@ class Specimen:
     unfix: tuple[str, ...] = ()
     unfixed: Shows | None = None
     in_turn: bool = True
-    guarded: Shows | None = field(default_factory=Shows)
-    refused: bool = False
+    guarded: Shows | Mapping[str, Shows] | None = field(default_factory=Shows)
     canaries: bool = False
     absent: Mapping[str, str] = field(default_factory=dict)
 
     def expected(self, torch_version: str) -> Shows | None:
         """What this torch shows; None where it is too old for the program."""
-        here = _minor(torch_version)
-        known = [version for version in self.expect if _minor(version) <= here]
-        return self.expect[max(known, key=_minor)] if known else None
+        return _at(self.expect, torch_version)
+
+    def behind_guard(self, torch_version: str) -> Shows | None:
+        """What this torch shows behind the guard; None where the row is no race."""
+        if self.guarded is None or isinstance(self.guarded, Shows):
+            return self.guarded
+        return _at(self.guarded, torch_version)
+
+    def unfix_here(self, torch_version: str) -> list[str]:
+        """The repairs to take out on this torch, which has them, so that the race is there."""
+        expected = self.expected(torch_version)
+        if self.unfixed is None or expected is None or expected == self.unfixed:
+            return []
+        return list(self.unfix)
+
+
+def _at(table: Mapping[str, Shows], torch_version: str) -> Shows | None:
+    here = _minor(torch_version)
+    known = [version for version in table if _minor(version) <= here]
+    return table[max(known, key=_minor)] if known else None
 
 
 def _minor(version: str) -> tuple[int, ...]:

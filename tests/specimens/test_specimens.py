@@ -19,15 +19,12 @@ from specimen import Shows, facts, names
 TORCH = version("torch")
 ALL = {name: facts(name) for name in names()}
 FORCED = [name for name, one in ALL.items() if one.expected(TORCH) is not None]
+GUARDED = [name for name in FORCED if ALL[name].behind_guard(TORCH) is not None]
 
 
 def unfixed_here() -> list[str]:
     """Those whose repair this torch has: as it is, they show another verdict."""
-    return [
-        name
-        for name in FORCED
-        if ALL[name].unfixed is not None and ALL[name].expected(TORCH) != ALL[name].unfixed
-    ]
+    return [name for name in FORCED if ALL[name].unfix_here(TORCH)]
 
 
 def in_turn_here() -> list[str]:
@@ -35,9 +32,9 @@ def in_turn_here() -> list[str]:
     return [name for name in FORCED if ALL[name].in_turn and ALL[name].expected(TORCH) != Shows()]
 
 
-def require(shows: Shows, record: dict, *, refused: bool = False) -> None:
+def require(shows: Shows, record: dict) -> None:
     """Fails with all differences and the process's own end."""
-    if unmet := shows.unmet(record, refused=refused):
+    if unmet := shows.unmet(record):
         pytest.fail("\n".join((*unmet, record["process"]["error"])), pytrace=False)
 
 
@@ -60,13 +57,12 @@ def test_unfixed(isolation, name):
     require(specimen.unfixed, replay.run(name, isolation, unfix=list(specimen.unfix)))
 
 
-@pytest.mark.parametrize("name", [name for name in FORCED if ALL[name].guarded is not None])
+@pytest.mark.parametrize("name", GUARDED)
 def test_guarded(isolation, name):
     """Under the guard the same schedule shows what the specimen states: mostly nothing."""
     specimen = ALL[name]
-    unfix = list(specimen.unfix) if name in unfixed_here() else []
-    record = replay.run(name, isolation, unfix=unfix, guard="auto")
-    require(specimen.guarded, record, refused=specimen.refused)
+    record = replay.run(name, isolation, unfix=specimen.unfix_here(TORCH), guard="auto")
+    require(specimen.behind_guard(TORCH), record)
 
 
 def test_a_specimen_that_shows_something_else_is_refused(isolation):

@@ -17,7 +17,7 @@ from harness import xray as module
 from harness.cli import app
 from harness.isolate import Isolation
 from harness.report import xray as table
-from harness.stages import STAGES, Stage
+from harness.stages import STAGES, Stage, StageAbsent
 from harness.unfix import CATALOGUE as UNFIXES
 from harness.xray import Cell, Column, Look, XRay, examine
 
@@ -111,7 +111,12 @@ def _stop_and_leave(stop: Any) -> Any:
     return dirty
 
 
+def _too_new(_stop: Any) -> Any:
+    raise StageAbsent("this torch has no such thing")
+
+
 SPECIMENS = {
+    "absent": Stage("absent", "-", _too_new),
     "not reached": Stage("not reached", "-", _leave_patched, "trace.body"),
     "raises": Stage("raises", "-", _raise),
     "stays": Stage("stays", "-", _stop_and_leave),
@@ -125,6 +130,7 @@ def specimen(*, name: str) -> dict[str, Any]:
     session.run()
     return {
         "problem": session.problem,
+        "absent": session.absent,
         "stays": {probe: cell.stays for probe, cell in session.cells().items() if cell.stays},
         "cells": len(session.cells()),
     }
@@ -142,6 +148,18 @@ def test_a_stage_that_shows_nothing_says_why(isolation: Isolation, name: str, wo
     value = isolation.run(specimen, {"name": name}, deadline=60).value
     assert words in value["problem"]
     assert value["cells"] == 0, "nothing was seen, so nothing is claimed"
+
+
+def test_a_stage_that_torch_has_not_got_is_no_problem(isolation: Isolation) -> None:
+    value = isolation.run(specimen, {"name": "absent"}, deadline=60).value
+    assert value["absent"] == "this torch has no such thing"
+    assert value["problem"] == "" and value["cells"] == 0
+    column = Column("annotate", "inside", absent="this torch has no such thing")
+    found = XRay("2.9.1", "3.11.7", (), (column,))
+    assert found.problems() == [] and found.absent() == ["annotate: this torch has no such thing"]
+    text = table.render(found, width=100, color=False)
+    assert "annotate: inside (this torch has no such thing)" in text
+    assert "not seen" not in text
 
 
 def test_a_state_that_stays_is_seen_to_stay(isolation: Isolation) -> None:
