@@ -5,9 +5,10 @@ are passed is the strategy's choice and nothing else's, and a run can be repeate
 
 Locks: a thread that asks for a lock that another one holds (``lock.wait`` on dynamo's
 ``compile_lock``) cannot run until it is given back, so nobody is held while he has what the one
-who runs must take. A thread that waits in anything else (another lock, an event, a subprocess)
-is recognised by a watcher: it uses no processor time and its frame does not move; another thread
-runs then, and ``blocked`` stands in the schedule. When such a thread goes on by itself, it runs
+who runs must take; it stands there also when ``lock.wait`` is none of the points. A thread that
+waits in anything else (another lock, an event, a subprocess) is recognised by a watcher: it
+sleeps, uses no processor time and its frame does not move; another thread runs then, and
+``blocked`` stands in the schedule. When such a thread goes on by itself, it runs
 beside the other until its next point: the order of the two is not controlled.
 
 Threads outside the crew (the autograd engine's on a GPU, say) run freely. Nothing waits for
@@ -103,9 +104,10 @@ class Control:
         self._roles: tuple[str, ...] = ()
         self._states: dict[str, str] = {}
         self._standing: dict[str, tuple[str, int]] = {}
-        self._wanted: dict[str, str] = {}  # thread -> lock
+        self._wanted: dict[str, str] = {}  # thread -> the lock that it asks for
         self._owners: dict[str, str] = {}  # lock -> thread
-        self._clocks: dict[str, tuple[int, int]] = {}  # thread -> ident, its processor clock
+        # thread -> ident, the kernel's id, its processor clock
+        self._clocks: dict[str, tuple[int, int, int]] = {}
         self._matches: dict[str, bool] = {}
         self._current: str | None = None
         self._arrivals = 0
@@ -130,7 +132,8 @@ class Control:
         """
         ident = threading.get_ident()
         with self._changed:
-            self._clocks[role] = (ident, time.pthread_getcpuclockid(ident))
+            clock = time.pthread_getcpuclockid(ident)
+            self._clocks[role] = (ident, threading.get_native_id(), clock)
             self._states[role] = READY
             if all(state == READY for state in self._states.values()):
                 self._choose(None)
@@ -162,7 +165,7 @@ class Control:
                 if freed and self._current is None:
                     self._choose(None)
                 return
-            if self._stops_at(event.point):
+            if self._stops_at(event.point) or self._must_wait(event):
                 self._arrive(event)
 
     def _arrive(self, event: Event) -> None:
@@ -170,9 +173,9 @@ class Control:
         self._arrived()
         self._counts[thread, point] += 1
         self._standing[thread] = (point, self._counts[thread, point])
-        self._states[thread] = READY
-        if point == "lock.wait" and self._owners.get(event.what, thread) != thread:
-            self._states[thread] = WAITS_FOR_LOCK
+        self._states[thread] = WAITS_FOR_LOCK if self._must_wait(event) else READY
+        self._wanted.pop(thread, None)
+        if point == "lock.wait" and self._owners.get(event.what) != thread:
             self._wanted[thread] = event.what
         if self._current == thread:
             self._trace.append((thread, point))
@@ -186,18 +189,29 @@ class Control:
 
     def _follow_locks(self, event: Event) -> bool:
         """Keeps the owners; returns whether somebody can run now who could not before."""
+        lock = event.what
         if event.point == "lock.held":
-            self._owners[event.what] = event.thread
+            self._owners[lock] = event.thread
             self._wanted.pop(event.thread, None)
+            self._move_those_who_want(lock, READY, WAITS_FOR_LOCK)  # they stand before it
         elif event.point == "lock.released":
-            self._owners.pop(event.what, None)
-            waiting = [role for role, lock in self._wanted.items() if lock == event.what]
-            for role in waiting:
-                del self._wanted[role]
-                if self._states[role] == WAITS_FOR_LOCK:
-                    self._states[role] = READY
-            return bool(waiting)
+            self._owners.pop(lock, None)
+            return self._move_those_who_want(lock, WAITS_FOR_LOCK, READY)
         return False
+
+    def _move_those_who_want(self, lock: str, old: str, new: str) -> bool:
+        moved = [
+            role
+            for role, wanted in self._wanted.items()
+            if wanted == lock and self._states[role] == old
+        ]
+        self._states |= dict.fromkeys(moved, new)
+        return bool(moved)
+
+    def _must_wait(self, event: Event) -> bool:
+        return event.point == "lock.wait" and (
+            self._owners.get(event.what, event.thread) != event.thread
+        )
 
     def _stops_at(self, point: str) -> bool:
         if point not in self._matches:
@@ -258,10 +272,13 @@ class Control:
                 if current is None or self._free:
                     before = ()
                     continue
-                ident, clock = self._clocks[current]
+                ident, native, clock = self._clocks[current]
                 try:
-                    used = time.clock_gettime(clock)
+                    used = _used(clock)
                 except OSError:  # the thread has ended meanwhile
+                    continue
+                if not _sleeps(native):  # it runs, or would if a processor were free
+                    before = ()
                     continue
                 frame = sys._current_frames().get(ident)
                 now = (current, self._arrivals, id(frame), frame.f_lasti if frame else None)
@@ -313,6 +330,21 @@ class Control:
             "decisions": [decision.as_dict() for decision in self.decisions],
             "missed": self.missed(),
         }
+
+
+def _used(clock: int) -> float:
+    """Seconds of processor time of the thread whose clock it is."""
+    return time.clock_gettime(clock)
+
+
+def _sleeps(native: int) -> bool:
+    """Whether the kernel says so of a thread of this process; True where it cannot be asked."""
+    try:
+        with open(f"/proc/self/task/{native}/stat", "rb") as file:
+            # Behind the name, which is in parentheses and may hold any byte.
+            return file.read().rpartition(b") ")[2][:1] == b"S"
+    except OSError:
+        return True
 
 
 class Recorder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness import control as control_module
 from harness.control import Control, from_spec
 from harness.crew import Crew, Member, Outcome
 from harness.linewise import Lines
@@ -130,6 +132,39 @@ def test_nobody_runs_into_a_lock_that_a_standing_thread_holds() -> None:
     assert control.blocked == [], "known without waiting for it"
 
 
+def test_nobody_runs_into_a_lock_that_was_free_when_it_was_asked_for() -> None:
+    """t-0 stands before the lock; t-1 takes it meanwhile, and is stopped while it has it."""
+    lock = threading.Lock()
+    control = controlled(Preemptions({1: "t-1"}))
+    outcomes = play(control, [locked(lock), locked(lock)])
+    assert [outcome.state for outcome in outcomes] == ["completed"] * 2
+    options = {(d.current, d.at): d.options for d in control.decisions}
+    assert options["t-1", "lock.wait"] == ("t-0", "t-1"), "control: the lock is free"
+    assert options["t-1", "p"] == ("t-1",)
+    assert options["t-1", "q"] == ("t-0", "t-1"), "given back"
+    assert control.blocked == []
+
+
+def test_three_threads_that_want_one_lock_never_run_into_it() -> None:
+    for seed in range(10):
+        lock = threading.Lock()
+        control = controlled(Priorities(seed, depth=6, length=20))
+        outcomes = play(control, [locked(lock)] * 3)
+        assert [outcome.state for outcome in outcomes] == ["completed"] * 3
+        assert control.blocked == [] and control.missed() is None
+
+
+def test_a_lock_is_known_though_nobody_asked_for_its_point() -> None:
+    lock = threading.Lock()
+    control = controlled(Preemptions({1: "t-1"}), points=("p", "q"))
+    play(control, [locked(lock), locked(lock)])
+    assert lines(control)[:2] == ["t-0 p", "t-1 lock.wait"]
+    assert control.blocked == [] and control.missed() is None
+    again = from_spec({"strategy": "follow", "schedule": str(control.schedule())})
+    play(again, [locked(lock), locked(lock)])
+    assert again.missed() is None and again.parted() is None
+
+
 @pytest.mark.parametrize("kind", ["lock", "event", "join"])
 def test_a_thread_that_waits_elsewhere_is_recognised_and_another_runs(kind: str) -> None:
     lock, event = threading.Lock(), threading.Event()
@@ -160,13 +195,19 @@ def test_a_thread_that_waits_elsewhere_is_recognised_and_another_runs(kind: str)
     assert control.missed() is None
 
 
-def test_a_thread_that_only_computes_is_not_taken_for_blocked() -> None:
+def test_a_thread_that_only_computes_is_not_taken_for_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the machine is so busy that it gets no processor to speak of."""
+
     def compute(at: Callable[..., None]) -> int:
         at("p")
-        total = sum(range(10_000_000))  # one instruction of ours, and the frame does not move
+        # One instruction of ours, without the GIL: the frame does not move, the watcher looks.
+        digest = hashlib.pbkdf2_hmac("sha256", b"", b"", 1_500_000)
         at("q")
-        return total
+        return len(digest)
 
+    monkeypatch.setattr(control_module, "_used", lambda _: 0.0)
     control = controlled(Preemptions())
     play(control, [compute, walk])
     assert control.blocked == [] and lines(control) == ["t-0 end", "t-1 end"]
