@@ -35,6 +35,8 @@ def write_crash_report(
     """Writes ``crash/report.json`` and ``crash/stacks.txt`` below ``folder``; returns the folder.
 
     The stacks are those at the moment of the failure, before anybody was woken.
+
+    Raises OSError where the folder cannot be written.
     """
     crash = folder / "crash"
     crash.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,11 @@ class MetricsLog:
 
     def __init__(self, folder: Path, *, tensorboard: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = open(folder / "metrics.jsonl", "a", encoding="utf-8")  # noqa: SIM115
+        path = folder / "metrics.jsonl"
+        torn = not _ends_a_line(path)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        if torn:  # a killed run's last line must not swallow this one's first
+            self._file.write("\n")
         self._board: Any = None
         if tensorboard:
             try:
@@ -37,11 +41,17 @@ class MetricsLog:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+        try:
+            try:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            finally:
+                self._file.close()
+                if self._board is not None:
+                    self._board.close()
+        except OSError:
+            if error is None:  # else the run has failed, maybe of the same full disk: that is told
+                raise
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Adds one line; numbers go to TensorBoard as ``kind/name``."""
@@ -54,10 +64,19 @@ class MetricsLog:
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
 
+def _ends_a_line(path: Path) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.seek(-1, os.SEEK_END)
+            return file.read() == b"\n"
+    except OSError:  # there is none, or it is empty
+        return True
+
+
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All lines of a run; the torn last line of a killed one is left out."""
+    """All lines of a run; what a killed one left of its last line is left out."""
     lines = []
-    for text in (folder / "metrics.jsonl").read_text().splitlines():
+    for text in (folder / "metrics.jsonl").read_text(errors="replace").splitlines():
         try:
             lines.append(json.loads(text))
         except json.JSONDecodeError:

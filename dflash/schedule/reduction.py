@@ -44,13 +44,15 @@ class Reducer:
         with self._changed:
             mine = self._round
             self._given[drafter] = sums
-            if len(self._given) == len(self._replicas):
-                self._reduce()
-                self._given.clear()
-                self._round += 1
-                self._changed.notify_all()
-            else:
+            if len(self._given) < len(self._replicas):
                 self._changed.wait_until(lambda: self._round != mine)
+                return
+        # Without the condition: whoever ends the run wakes its waiters, also while a step hangs.
+        self._reduce()
+        with self._changed:
+            self._given.clear()
+            self._round += 1
+            self._changed.notify_all()
 
     def _reduce(self) -> None:
         total = reduce_into_master(self._replicas)

@@ -24,11 +24,11 @@ class RunFailed(RuntimeError):
     """The run was ended by a failure.
 
     Attributes:
-        report: folder of the crash report.
+        report: folder of the crash report, or why there is none (a full disk).
         must_exit: a worker could not be joined; only ``os._exit`` ends it.
     """
 
-    def __init__(self, reason: str, report: Path, must_exit: bool) -> None:
+    def __init__(self, reason: str, report: Path | str, must_exit: bool) -> None:
         super().__init__(f"{reason}; crash report: {report}")
         self.reason = reason
         self.report = report
@@ -55,9 +55,9 @@ def supervise(
     """
     ended = threading.Event()
     stopper.on_stop(ended.set)
-    for worker in workers:
-        worker.start()
     try:
+        for worker in workers:
+            worker.start()
         while any(worker.is_alive() for worker in workers):
             ended.wait(_LOOK_EVERY)
             if stopper.reason is not None:
@@ -81,7 +81,11 @@ def supervise(
             return
         stopper.failure, stopper.reason = True, "a worker did not end when it was asked to"
     if stopper.reason is not None:
-        report = write_crash_report(folder, stopper, workers, facts())
+        report: Path | str
+        try:
+            report = write_crash_report(folder, stopper, workers, facts())
+        except OSError as error:  # a full disk may be what ended the run
+            report = f"none, {folder / 'crash'} cannot be written ({error.strerror})"
         left = _join(workers, join_seconds)
         raise RunFailed(stopper.reason, report, must_exit=bool(left))
 
@@ -89,5 +93,7 @@ def supervise(
 def _join(workers: Sequence[Worker], seconds: float) -> list[Worker]:
     deadline = time.monotonic() + seconds
     for worker in workers:
+        if worker.ident is None:
+            continue  # never started
         worker.join(max(0.0, deadline - time.monotonic()))
     return [worker for worker in workers if worker.is_alive()]

@@ -71,8 +71,8 @@ class Worker(threading.Thread):
             pass
         except BaseException as error:
             self.failure, self.trace = error, traceback.format_exc()
-            last = str(error).strip().splitlines()
-            said = f"{type(error).__name__}: {last[0] if last else ''}"
+            lines = str(error).strip().splitlines()
+            said = f"{type(error).__name__}: {lines[0] if lines else ''}"
             packet = "" if self.clock.packet is None else f" (packet {self.clock.packet})"
             self._stopper.stop(f"{self.name} died{packet}: {said}")
         finally:

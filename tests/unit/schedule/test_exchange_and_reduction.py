@@ -158,3 +158,23 @@ def test_a_replica_without_gradients_counts_as_zero():
     reducer = Reducer(replicas, lambda g, s: got.append(g[0]), Stopper())
     run_all(lambda: reducer.meet(0, None), lambda: reducer.meet(1, None))
     assert torch.equal(got[0], torch.ones(2))
+
+
+def test_a_step_that_hangs_does_not_keep_the_run_from_being_ended():
+    """The stall of a step is found by another thread, whose stop() must wake those who wait."""
+    stopper, inside, go_on = Stopper(), threading.Event(), threading.Event()
+    let_go = []
+
+    def hangs(gradients, sums):
+        inside.set()
+        let_go.append(go_on.wait(DEADLINE / 3))
+
+    def stop():
+        assert inside.wait(DEADLINE)
+        stopper.stop("the step hangs")
+        go_on.set()  # only reached if stop() came back
+
+    reducer = Reducer([[torch.zeros(1)], [torch.zeros(1)]], hangs, stopper)
+    first, second, _ = run_all(lambda: reducer.meet(0, None), lambda: reducer.meet(1, None), stop)
+    assert let_go == [True], "stop() waited for the step"
+    assert isinstance(first, Stopped) != isinstance(second, Stopped), "who waited was not woken"

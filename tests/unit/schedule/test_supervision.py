@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import threading
 import time
 
@@ -116,3 +118,36 @@ def test_the_crash_report_tells_no_secrets(tmp_path, monkeypatch):
         run({"drafter-0": raises}, tmp_path)
     text = (tmp_path / "crash" / "report.json").read_text()
     assert "secret-value" not in text and "recompiles" in text
+
+
+def test_a_full_disk_does_not_hide_what_ended_the_run(tmp_path, monkeypatch):
+    """The crash report cannot be written either: the reason is told all the same."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("dflash.schedule.supervise.write_crash_report", full)
+    with pytest.raises(RunFailed) as caught:
+        run({"target-0": waits_for_stop, "drafter-1": raises}, tmp_path)
+    said = str(caught.value)
+    assert said.startswith("drafter-1 died (packet 11): ValueError: no such thing; crash report: ")
+    assert "No space left on device" in said and "\n" not in said
+    assert caught.value.must_exit is False
+
+
+def test_a_worker_that_cannot_be_started_leaves_nobody_behind(tmp_path, monkeypatch):
+    """The system gives no more threads: those that run are ended."""
+    stopper = Stopper()
+    runs = Worker("target-0", waits_for_stop(stopper), stopper)
+    refused = Worker("drafter-0", ends(stopper), stopper)
+
+    def no_thread():
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(refused, "start", no_thread)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        supervise(
+            [runs, refused], stopper, stall_seconds=60, join_seconds=30, folder=tmp_path,
+            facts=dict,
+        )  # fmt: skip
+    assert not runs.is_alive()
