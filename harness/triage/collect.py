@@ -19,8 +19,8 @@ from harness.triage.lines import Line, parse_line
 from harness.triage.native import Native, signal_of
 from harness.triage.records import expand
 from harness.triage.scan import Raw
-from harness.triage.tracebacks import HEADER, Tracebacks
-from harness.triage.words import free_exception, reported
+from harness.triage.tracebacks import Tracebacks
+from harness.triage.words import free_exception, reported, says_failed
 
 STREAMS = 256  # more ranks and threads than that share one
 GROUPS = 2000
@@ -113,6 +113,11 @@ _TORCH_SOURCES = ("torch/", "site-packages/torch/", "dist-packages/torch/")
 _RANK_IN_NAME = re.compile(r"(?:rank[_-]?(\d{1,5})|/(\d{1,5})/(?:stdout|stderr)\.log)")
 
 
+# The marks that chat templates put round a turn.
+_TURN_BEGINS = re.compile(r"<\|(?:im_start|start_header_id|user|assistant|system|begin_of_text)\|>")
+_TURN_ENDS = re.compile(r"<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text)\|>")
+
+
 class Collector:
     """Takes the lines of one log or of several, one after the other."""
 
@@ -125,6 +130,7 @@ class Collector:
         self.went_on: dict[str, int] = {}  # input -> offset of its last ordinary line
         self.overflow = 0
         self.lines = 0
+        self._met = 0
         self.last_time: str | None = None
         self._on_new = on_new
         self._start("-")
@@ -135,6 +141,8 @@ class Collector:
         self._last_marked = "/"
         self._deaths: deque[Event] = deque(maxlen=DEATHS)
         self._before: Line | None = None
+        # Where a turn of a conversation begins, and how many events were met before it.
+        self._chat: tuple[int, int] | None = None
         found = _RANK_IN_NAME.search(name)
         self._rank = next((g for g in found.groups() if g), None) if found else None
         self._plain = f"{self._rank or ''}/"  # the key of a line that names nobody
@@ -171,10 +179,34 @@ class Collector:
         if line.source is not None and line.source.startswith(_TORCH_SOURCES):
             self._logged(line.source)
         taken = self._dispatch(stream, line, raw)
+        self._pass_over_chat(stream, line)
         self._heard(line, raw)
         if line.text.strip() and not taken:
             stream.before = self._before = line
             self.went_on[self._name] = line.offset
+
+    def _pass_over_chat(self, stream: _Stream, line: Line) -> None:
+        """Forgets what stands inside a turn of a conversation: a sample of data that was printed.
+
+        A turn counts when both its ends are there and the program said nothing in between.
+        """
+        if line.time is not None or line.level is not None:
+            self._chat = None
+        if "<|" not in line.text:
+            return
+        begin = max((m.start() for m in _TURN_BEGINS.finditer(line.text)), default=-1)
+        end = max((m.start() for m in _TURN_ENDS.finditer(line.text)), default=-1)
+        if self._chat is not None and end >= 0:
+            offset, met = self._chat
+            self._keep_all(e for e in stream.tracebacks.finish() if e.place.offset < offset)
+            if self._met > met:
+                inside = [k for k, g in self.groups.items() if _since(g, self._name, offset)]
+                for key in inside:
+                    del self.groups[key]
+                said = [k for k, g in self.notices.items() if _since(g, self._name, offset)]
+                for text in said:
+                    del self.notices[text]
+        self._chat = (line.offset, self._met) if begin > end else None
 
     def _reading(self) -> bool:
         """Whether a blank line could end, or belong to, something."""
@@ -200,8 +232,8 @@ class Collector:
         if not marked:
             last = self._streams.get(self._last_marked)
             opened = last is not None and (last.tracebacks.busy or last.dumps.busy)
-            if opened or HEADER in line.text:
-                key = self._last_marked if opened else key
+            if opened:
+                key = self._last_marked
         else:
             self._last_marked = key
         if key not in self._streams:
@@ -219,7 +251,7 @@ class Collector:
         if taken:
             return True
         context = stream.before
-        if line.key == "/" or context is None:
+        if line.key == self._plain or context is None:
             context = self._before
         taken, events = stream.tracebacks.feed(line, context)
         self._keep_all(events)
@@ -229,15 +261,16 @@ class Collector:
         if any(event.kind is Kind.KILLED for event in events):
             self._end_last_words(line.rank)
         self._keep_all(events)
-        if taken or not (raw.hit or line.level in ("ERROR", "CRITICAL")):
+        failed = says_failed(line)
+        if taken or not (raw.hit or failed):
             return taken
         free = list(free_exception(line, self._name))
         self._keep_all(free)
         if not free:
-            failed = line.level in ("ERROR", "CRITICAL")
             event = Event(
                 Kind.ERROR if failed else Kind.NOTICE, line.place(self._name),
-                type=line.level or "", message=line.text if failed else reported(line.text),
+                type=line.level or ("ERROR" if failed else ""),
+                message=line.text if failed else reported(line.text),
                 rank=line.rank, thread=line.thread, time=line.time, compile_id=line.compile_id,
             )  # fmt: skip
             if failed:
@@ -259,6 +292,7 @@ class Collector:
         if event.kind is Kind.NOTICE:
             self._note(event)
             return
+        self._met += 1
         if event.kind in (Kind.KILLED, Kind.FATAL, Kind.NATIVE) and self._told_already(event):
             return
         group = self.groups.setdefault(signature(event), None) or self._new_group(event)
@@ -286,6 +320,7 @@ class Collector:
         return told
 
     def _note(self, event: Event) -> None:
+        self._met += 1
         key = _DIGITS.sub("#", event.message[:300])
         group = self.notices.get(key)
         if group is None:
@@ -326,6 +361,11 @@ class Collector:
         if found:
             version = found[1] + (f".dev{found[2]}" if found[2] else "")
             self.stated_torch[version] = self.stated_torch.get(version, 0) + 1
+
+
+def _since(group: Group | None, name: str, offset: int) -> bool:
+    """Whether a group begins in the log ``name`` at ``offset`` or later."""
+    return group is not None and group.first.name == name and group.first.offset >= offset
 
 
 def _same_death(before: Event, kill: Event) -> bool:

@@ -288,12 +288,20 @@ def _causes(findings: Sequence[rules.Finding], failures: Sequence[Group]) -> lis
             min(cause.failures, default=len(failures)),
         )
     )
-    unexplained = [g for g in failures if not _asked_for(g) and g.event.kind is not Kind.ERROR]
     if failures and not causes:
-        return [_unknown(failures)]
+        return [_unknown(failures, range(len(failures)))]
+    unexplained = [
+        i for i, g in enumerate(failures)
+        if i not in best and not _asked_for(g) and g.event.kind is not Kind.ERROR
+    ]  # fmt: skip
     if unexplained and not best and all(f.weak for f in findings):
         # What lines say beside a failure is no explanation of it.
-        return [_unknown(unexplained), *(replace(cause, confidence="low") for cause in causes)]
+        lowered = [replace(cause, confidence="low") for cause in causes]
+        return [_unknown(failures, unexplained), *lowered]
+    late = [i for i in best if failures[i].event.type != "SIGKILL"]  # told by launchers at the end
+    if unexplained and not primary and late == list(best) and unexplained[0] < min(best):
+        followed = [replace(cause, confidence="low", secondary=True) for cause in causes]
+        return [_unknown(failures, unexplained), *followed]
     return causes
 
 
@@ -307,14 +315,14 @@ def _weight(finding: rules.Finding) -> tuple[bool, int, int]:
     return finding.rule.secondary, _RANKS[finding.confidence], -len(finding.evidence)
 
 
-def _unknown(failures: Sequence[Group]) -> Cause:
-    nearest = failures[0].event
+def _unknown(failures: Sequence[Group], which: Sequence[int]) -> Cause:
+    nearest = failures[which[0]].event
     where = nearest.frames[-1].short() if nearest.frames else ""
     what = f"{nearest.type}: {_first_line(nearest.message)}" if nearest.type else "frames only"
     why = f"no rule fits; the first failure is {what}" + (f", at {where}" if where else "")
     return Cause(
-        UNKNOWN_ID, "low", "Unknown", why, failures=tuple(range(len(failures))),
-        evidence=tuple(group.first for group in failures[:SHOWN]),
+        UNKNOWN_ID, "low", "Unknown", why, failures=tuple(which),
+        evidence=tuple(failures[i].first for i in which[:SHOWN]),
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ frames             all of them stand in the stack (``file:function=act``), in an
 ends_in            the innermost frame
 source             the source line of the innermost frame
 without            none of them stands in the stack
-from_start         true: the stack begins where a thread or a program begins
+from_start         true: the stack begins where a thread or a program begins, and has no gap
 headless           true: no exception line, frames only
 log, not_log       (all of / none of) somewhere in the log's other lines or messages
 often              the first of `log` was said at least so often
@@ -345,7 +345,8 @@ def _exception_fits(match: dict[str, Any], one: Event, outer: Event, torch: Torc
     frames = one.frames if one.frames else outer.frames
     if "source" in match and not (frames and re.search(match["source"], frames[-1].source)):
         return False
-    if match.get("from_start") and not (frames and frames[0].function in _STARTS):
+    begun = frames and frames[0].function in _STARTS and not one.details.get("cut")
+    if match.get("from_start") and not begun:
         return False
     shown = [shape(frame, torch) for frame in frames]
     if "ends_in" in match and not (shown and re.search(match["ends_in"], shown[-1])):

@@ -27,6 +27,13 @@ from harness.triage.events import (
 from harness.triage.lines import Line
 from harness.triage.words import DECORATION, handled, named_in
 
+# What services, terminals and people put where they leave lines out.
+_LEFT_OUT = re.compile(
+    r"^\s*[\[<(]?(?:\.\.\.|\u2026|snip)[\]>)]?\s*$"
+    r"|\b(?:lines|frames|output|log)\b.{0,40}\b(?:omitted|truncated|skipped|hidden|cut|removed)\b"
+    r"|\b(?:omitted|truncated|skipped|skipping)\b.{0,40}\b(?:lines|frames|output|log)\b",
+    re.I,
+)
 # A traceback of which nothing more came for this many lines of its stream is taken as cut off.
 PATIENCE_LINES = 400
 MESSAGE_LINES = 40
@@ -83,6 +90,7 @@ class _Open:
     places: list[Place] = field(default_factory=list)
     cause: Event | None = None
     last_line: int = 0
+    cut: bool = False  # frames were left out in its middle
     inner: bool = False  # "Original Traceback" in the message of another one
 
     def last_key(self) -> _Key:
@@ -241,6 +249,7 @@ class Tracebacks:
         if len(target.frames) >= FRAMES_KEPT:
             # The ends tell more than the middle.
             del target.frames[FRAMES_KEPT // 2], target.places[FRAMES_KEPT // 2]
+            target.cut = True
         target.frames.append(frame)
         target.places.append(line.place(self.name))
         self._no_source.append(frame)
@@ -305,6 +314,9 @@ class Tracebacks:
                 self._give_source(body.strip()[:300])
                 return True
             return False
+        if _LEFT_OUT.search(body):
+            for one in self._open:
+                one.cut = True
         found = _LAST_LINE.match(body)
         if found is None or not self._is_last_line(found):
             self._contiguous = False
@@ -338,10 +350,12 @@ class Tracebacks:
             rank=opened.rank,
             time=opened.time,
             context=opened.context[:300],
-            whole=opened.header,
+            whole=opened.header and not opened.cut,
             handled=handled(opened.context, opened.level),
             compile_id=opened.compile_id or line.compile_id,
         )
+        if opened.cut:
+            event.details["cut"] = True
         if opened.inner and self._outer is not None:
             self._outer.causes = (*self._outer.causes, event)
             event, self._outer = self._outer, None

@@ -26,7 +26,9 @@ _RETRIED = re.compile(r"\b(?:retry|retrying|will retry|falling back)\b", re.I)
 _FAILED = re.compile(r"fail|error|exception|could not|cannot|unable|caught|invalid|refused", re.I)
 _SURVIVED_LEVELS = {"DEBUG", "INFO", "WARNING", "NOTICE", "TRACE"}
 _NO_NAMES = {"utf-8", "utf-16", "cp-1252", "sha-256", "sha-1", "iso-8859"}
-_FREE = re.compile(r"(?:^\^C|(?<![\w.]))([\w.]*(?:Error|Exception|Interrupt|Exit))(?:: (.*)|$)")
+_FREE = re.compile(
+    r"(?:^\^C|^E {2,}|(?<![\w.]))([\w.]*(?:Error|Exception|Interrupt|Exit))(?:: (.*)|$)"
+)
 # "KeyError in worker-3: ..."; the class must be a certain one, "Error in ..." is any program's.
 _FREE_IN = re.compile(
     r"(?<![\w.])([\w.]*[a-z](?:Error|Exception)) (?:in|on|from) "
@@ -43,7 +45,17 @@ _ABOUT = re.compile(
 _CITED = re.compile(
     r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7,40} (?:\([^)]{1,80}\) )?[A-Z]|\s{0,8}(?:> |XFAIL )"
 )
+# A text that only passes through the program: a prompt, a pattern that a test expects.
+_OF_OTHERS = re.compile(
+    r"\b(?:prompts?|questions?|instructions?|completions?|samples?|examples?|generated|decoded"
+    r"|match|regex|pattern)[\"']?\s*[=:]\s*\[?[rbf]?[\"']",
+    re.I,
+)
 _CLASS_END = re.compile(r"[a-z](?:Error|Exception)\b")
+# How pytest ends a failure, also one whose exception it shows as `assert 3 == 4`.
+_TEST_FAILED = re.compile(
+    r"(?:FAILED [^\s:]+::\S+(?: - |$)|\S+\.py:\d+: [\w.]*(?:Error|Exception)$)"
+)
 _CLASS_LETTERS = f"{string.ascii_letters}._"
 ABOUT_CHARACTERS = 120
 _CODE_SPAN = re.compile(r"``?[^`]{0,200}[a-z](?:Error|Exception): [^`]*``?")
@@ -98,17 +110,25 @@ def handled(context: str, level: str | None) -> bool:
 def reported(text: str) -> str:
     """The text without what it only talks about.
 
-    An exception in a code span, in a commit's subject, in a quotation, or behind "if you see",
-    happened elsewhere, or never.
+    An exception in a code span, in a commit's subject, in a quotation, in a prompt, or behind "if
+    you see", happened elsewhere, or never.
     """
     if _CITED.match(text):
         return ""
+    of_others = _OF_OTHERS.search(text)
+    if of_others:
+        text = text[: of_others.start()]
     text = _CODE_SPAN.sub("", text)
     for found in _CLASS_END.finditer(text):
         before = text[: found.start()].rstrip(_CLASS_LETTERS)
         if _ABOUT.search(before, max(0, len(before) - ABOUT_CHARACTERS)):
             return before
     return text
+
+
+def says_failed(line: Line) -> bool:
+    """Whether the line alone, without an exception's words, says that something failed."""
+    return line.level in ("ERROR", "CRITICAL") or bool(_TEST_FAILED.match(line.text))
 
 
 def named_in(text: str) -> str | None:

@@ -1,7 +1,7 @@
 """Triage against the corpus: the right cause, and never a wrong one said with confidence.
 
 Each log is a case of its own, so a report names those that are wrong; the two aggregates are what
-the project promises per half. Cases that are known to be wrong stand in ``known_wrong.toml`` and
+the project promises per set. Cases that are known to be wrong stand in ``known_wrong.toml`` and
 still count as wrong. Not here: speed, memory, mutated input, the roles of single frames.
 """
 
@@ -18,9 +18,9 @@ import pytest
 from harness.triage import triage_text
 
 HERE = Path(__file__).parent
-HALVES = ("held_out", "open")
+SETS = ("held_out", "open", "adversarial")
 RIGHT_SHARE = 0.95
-CONFIDENCES = {"high", "medium", "low"}
+CONFIDENCES = ("high", "medium", "low")
 
 
 def _load(name: str) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def _load(name: str) -> dict[str, Any]:
 
 
 KNOWN_WRONG: dict[str, list[str]] = _load("known_wrong.toml")
-ANSWERS = {half: _load(f"{half}/answers.toml") for half in HALVES}
-CASES = [(half, name) for half in HALVES for name in ANSWERS[half]]
+ANSWERS = {half: _load(f"{half}/answers.toml") for half in SETS}
+CASES = [(half, name) for half in SETS for name in ANSWERS[half]]
 every_log = pytest.mark.parametrize(("half", "name"), CASES)
 
 
@@ -124,10 +124,18 @@ def test_who_failed(half: str, name: str) -> None:
 
 @every_log
 def test_confidence_is_stated(half: str, name: str) -> None:
-    assert {cause.confidence for cause in _diagnosis(half, name).causes} <= CONFIDENCES
+    assert {cause.confidence for cause in _diagnosis(half, name).causes} <= set(CONFIDENCES)
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize(
+    ("half", "name"), [case for case in CASES if "at_most" in ANSWERS[case[0]][case[1]]]
+)
+def test_no_more_confidence_than_the_text_allows(half: str, name: str) -> None:
+    said = _diagnosis(half, name).causes[0].confidence
+    assert CONFIDENCES.index(said) >= CONFIDENCES.index(ANSWERS[half][name]["at_most"])
+
+
+@pytest.mark.parametrize("half", SETS)
 def test_share_of_right_causes(half: str) -> None:
     wrong = {
         name: _top(half, name)
@@ -137,7 +145,7 @@ def test_share_of_right_causes(half: str) -> None:
     assert 1 - len(wrong) / len(ANSWERS[half]) >= RIGHT_SHARE, wrong
 
 
-@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("half", SETS)
 def test_no_wrong_answer_is_given_with_high_confidence(half: str) -> None:
     wrong = [
         (name, cause.id)

@@ -174,3 +174,35 @@ def test_a_flag_left_by_overlapping_traces_is_not_blamed_on_a_running_one():
         for cause in triage_text(unread).causes
         if cause.confidence == "high" and cause.id == "fx-flag-other-thread"
     ]
+
+
+OWN = (
+    'Traceback (most recent call last):\n  File "/opt/a.py", line 3, in <module>\n    g()\n'
+    "ValueError: no row\n"
+)
+WATCHDOG = (
+    "[rank1]:[E102 21:00:01.000 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective"
+    " operation timeout: WorkNCCL(SeqNum=7, OpType=BROADCAST, NumelIn=1, NumelOut=1,"
+    " Timeout(ms)=600000) ran for 600010 milliseconds before timing out.\n"
+)
+KILLED = (
+    "E0909 06:10:09.000000 77 torch/distributed/elastic/multiprocessing/api.py:984] failed"
+    " (exitcode: -9) local_rank: 2 (pid: 9112) of binary: /opt/venv/bin/python\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "failures"),
+    [
+        (OWN + WATCHDOG, "unknown", (0,)),  # the failure that nobody explains came first
+        (WATCHDOG + OWN, "nccl-watchdog-timeout", (0,)),
+        (OWN + KILLED, "rank-killed", (1,)),  # the launcher tells a kill last, whenever it was
+        ("^CTraceback (most recent call last):\n  File \"/opt/a.py\", line 3, in f\n    g()\n"
+         "KeyboardInterrupt\n" + WATCHDOG, "nccl-watchdog-timeout", (1,)),
+    ],
+)  # fmt: skip
+def test_what_only_follows_does_not_explain_an_earlier_failure(text, first, failures):
+    causes = triage_text(text).causes
+    assert (causes[0].id, causes[0].failures) == (first, failures)
+    assert first != "unknown" or [c.confidence for c in causes[1:]] == ["low"]
+    assert first != "unknown" or all(c.secondary for c in causes[1:])

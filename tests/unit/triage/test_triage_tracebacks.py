@@ -244,3 +244,62 @@ def test_a_line_of_level_error_counts_only_when_nothing_else_failed():
     line = "10:00:00 ERROR run stopped: no batch\n"
     assert only(line).event.kind is Kind.ERROR
     assert only(line + ONE).event.type == "ValueError"
+
+
+FAILURE_IN_CHAT = (
+    'Traceback (most recent call last):\n  File "/opt/a.py", line 3, in f\n    g()\n'
+    "ValueError: no\n"
+)
+CHAT = "<|im_start|>user\nwhy?\n" + FAILURE_IN_CHAT + "<|im_end|>\n"
+
+
+def test_a_traceback_inside_a_printed_conversation_is_no_failure():
+    assert triage_text("INFO first row:\n" + CHAT + "INFO step 1\n").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        FAILURE_IN_CHAT.replace(": no", ": other") + CHAT,  # before it
+        CHAT + FAILURE_IN_CHAT,  # behind it
+        CHAT.replace("<|im_end|>", ""),  # a turn that does not end: it may be a cut sample
+        "<|im_start|>user\nhi\nINFO 10:00:00 step 1\n" + FAILURE_IN_CHAT + "<|im_end|>\n",
+    ],
+)
+def test_a_traceback_beside_a_conversation_is_a_failure(text):
+    (group,) = triage_text(text).failures
+    assert group.event.type == "ValueError" and group.count == 1
+
+
+def test_a_stack_with_frames_left_out_is_not_whole():
+    lines = FAILURE_IN_CHAT.splitlines(keepends=True)
+    for mark in ("... 214 lines omitted ...\n", "[...]\n", "(log truncated)\n"):
+        (group,) = triage_text("".join([*lines[:3], mark, *lines[3:]])).failures
+        assert not group.event.whole and group.event.details["cut"]
+    (group,) = triage_text(FAILURE_IN_CHAT).failures
+    assert group.event.whole and "cut" not in group.event.details
+
+
+def test_a_very_deep_stack_says_that_its_middle_is_missing():
+    deep = "".join(f'  File "/opt/a.py", line {n}, in f{n}\n    g()\n' for n in range(1, 300))
+    text = "Traceback (most recent call last):\n" + deep + "ValueError: no\n"
+    (group,) = triage_text(text).failures
+    assert group.event.details["cut"] and not group.event.whole
+
+
+@pytest.mark.parametrize(
+    ("text", "type_"),
+    [
+        (">       assert f() == 4\nE       assert 3 == 4\n\nt/x.py:14: AssertionError\n", "ERROR"),
+        ("FAILED tests/x.py::test_a[1-2] - assert 3 == 4\n", "ERROR"),
+        (">       f()\nE       ValueError: no\n\nt/x.py:14: ValueError\n", "ValueError"),
+    ],
+)
+def test_a_failure_as_pytest_reports_it(text, type_):
+    (group,) = triage_text(text).failures
+    assert group.event.type == type_
+
+
+@pytest.mark.parametrize("text", ["FAILED to load plugin x, using y\n", "t/x.py:14: in call\n"])
+def test_lines_that_only_look_like_pytest_s(text):
+    assert triage_text(text).exit_code == 0
