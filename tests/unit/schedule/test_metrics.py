@@ -27,13 +27,14 @@ def full(*_):
 
 
 def test_a_full_disk_at_the_end_does_not_replace_the_failure(tmp_path, monkeypatch):
-    with pytest.raises(RuntimeError, match="why the run failed"):  # noqa: SIM117
-        with MetricsLog(tmp_path, tensorboard=False):
-            monkeypatch.setattr(os, "fsync", full)
-            raise RuntimeError("why the run failed")
+    log = MetricsLog(tmp_path, tensorboard=False)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RuntimeError, match="why the run failed"), log:
+        raise RuntimeError("why the run failed")
 
 
 def test_a_full_disk_at_the_end_of_a_good_run_is_told(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match="No space left"):  # noqa: SIM117
-        with MetricsLog(tmp_path, tensorboard=False):
-            monkeypatch.setattr(os, "fsync", full)
+    log = MetricsLog(tmp_path, tensorboard=False)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"), log:
+        pass
