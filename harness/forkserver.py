@@ -151,7 +151,9 @@ def _case(request: dict[str, Any], server: int, channel: socket.socket, stamp: i
         value = _load(request["file"], request["name"])(**request["arguments"])
         answer = json.dumps({"value": value})
     except BaseException as error:
-        what = traceback.format_exception_only(error)[0].splitlines()[0]
+        first = traceback.format_exception_only(error)[0].splitlines()[0]
+        # Python prints a syntax error's place first, and its name last.
+        what = f"{type(error).__name__}: {error}" if isinstance(error, SyntaxError) else first
         answer = json.dumps({"error": traceback.format_exc(), "what": what})
     # Whole or not at all: a kill between the two lines must not look like an answer.
     partial = folder / "answer.json.part"

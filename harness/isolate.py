@@ -105,7 +105,7 @@ class Isolation:
     Args:
         preload: modules that the server imports before the first case.
         folder: where case folders are made (default: a temporary folder, removed at the end).
-        keep: keep case folders (output, dump, caches).
+        keep: keep case folders (output, dump, caches); those of earlier runs stay as they are.
         environment: extra variables for the server and its cases.
     """
 
@@ -191,7 +191,6 @@ class Isolation:
             raise IsolationError(f"{name}'s arguments must be plain data: {error}") from error
         with self._lock:
             channel = self._ensure_server()
-            self._count += 1
             folder = self._case_folder(label or name)
             begun = time.monotonic()
             request = {
@@ -289,9 +288,14 @@ class Isolation:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="race-"))
         safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in label)[:80]
-        folder = self._folder / f"{self._count:03d}-{safe}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            self._count += 1
+            folder = self._folder / f"{self._count:03d}-{safe}"
+            # One that an earlier run has kept holds its answer and its caches.
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return folder
 
 
 class _Channel:

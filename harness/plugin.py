@@ -105,6 +105,8 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"--race-repeat must be at least 1, not {repeat}", BAD_INPUT)
     if deadline is not None and not deadline > 0:
         pytest.exit(f"--race-deadline must be positive, not {deadline:g}", BAD_INPUT)
+    if not _is_positive(ini := config.getini("race_deadline")):
+        pytest.exit(f"ini race_deadline must be positive seconds, not {ini!r}", BAD_INPUT)
     if why := _no_such_device(config.option.race_device):
         pytest.exit(why, BAD_INPUT)
     _load_baseline(config)
@@ -141,14 +143,16 @@ def _no_such_device(device: str) -> str | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for wrong in filter(None, map(_wrong_mark, items)):
+        pytest.exit(wrong, BAD_INPUT)
     replay_option.select(config, items)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     repeat = metafunc.config.option.race_repeat
     if repeat > 1 and metafunc.definition.get_closest_marker("race") is not None:
-        metafunc.fixturenames.append("_race_repetition")
-        metafunc.parametrize("_race_repetition", range(repeat), ids=lambda n: f"run{n}")
+        metafunc.fixturenames.append(replay_option.REPETITION)
+        metafunc.parametrize(replay_option.REPETITION, range(repeat), ids=lambda n: f"run{n}")
 
 
 # -- fixtures ------------------------------------------------------------------------------------
@@ -333,6 +337,23 @@ def _deadline(request: pytest.FixtureRequest) -> float:
     return float(given if given is not None else request.config.getini("race_deadline"))
 
 
+def _wrong_mark(item: pytest.Item) -> str | None:
+    for mark in item.iter_markers("race"):
+        if mark.args or mark.kwargs.keys() - {"deadline"}:
+            return f"{item.nodeid}: the mark 'race' takes deadline=SECONDS and nothing else"
+        deadline = mark.kwargs.get("deadline", 1)
+        if not isinstance(deadline, int | float) or not deadline > 0:
+            return f"{item.nodeid}: the mark's deadline must be positive, not {deadline!r}"
+    return None
+
+
+def _is_positive(text: str) -> bool:
+    try:
+        return float(text) > 0
+    except ValueError:
+        return False
+
+
 def _place(item: pytest.Item, frame: FrameType) -> str:
     """``FILE:LINE`` of the running test's own line: helpers in between are passed over."""
     at: FrameType | None = frame
@@ -354,15 +375,8 @@ def _replay(item: pytest.Item) -> str:
 
 
 def _case_name(item: pytest.Item) -> str:
-    """``guard[serial-together]`` for ``test_guard[serial-together-run3]``."""
-    name = item.name.removeprefix("test_")
-    base, bracket, parameters = name.partition("[")
-    parts = [p for p in parameters.rstrip("]").split("-") if not _is_repetition(p)]
-    return f"{base}[{'-'.join(parts)}]" if bracket and parts else base
-
-
-def _is_repetition(part: str) -> bool:
-    return part.startswith("run") and part[3:].isdigit()
+    """``guard[serial-together]`` for the fourth run of ``test_guard[serial-together]``."""
+    return replay_option.without_repetition(item, item.name).removeprefix("test_")
 
 
 def _excuse(row: Row, baseline: Baseline) -> Row:
@@ -393,6 +407,13 @@ def _fail(item: pytest.Item, row: Row, result: CaseResult) -> None:
 
 
 # -- reporting -----------------------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    result = yield
+    replay_option.check(item)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,14 +3,16 @@
 A failing race test writes its schedule beside the report (or into pytest's cache) and prints the
 command. The schedule goes to the isolated case in its environment, takes the place of the case's
 control or start pattern, and must pass the recorded trace: a run that goes another way is a
-harness error that says where the two part. A run that its own script forced is repeated by that
-script: what stands in the file is what was seen then, several threads at a time.
+harness error that says where the two part, and a test that never comes to that case fails. A run
+that its own script forced is repeated by that script: what stands in the file is what was seen
+then, several threads at a time.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,10 @@ from harness.replay import Schedule, ScheduleError
 from harness.verdict import judge
 
 BAD_INPUT = 2
+REPETITION = "_race_repetition"  # the parameter, and the fixture, that counts repetitions
 _schedule = pytest.StashKey[Schedule]()
 _trials = pytest.StashKey[int]()
+_followed = pytest.StashKey[bool]()
 
 
 def add(group: pytest.OptionGroup) -> None:
@@ -77,9 +81,21 @@ def environment(item: pytest.Item) -> dict[str, str]:
     schedule = item.config.stash.get(_schedule, None)
     if schedule is None or schedule.facts.get("trial", "1") != str(number):
         return {}
+    item.stash[_followed] = True
     if schedule.facts.get("how") == SCRIPTED:
         return {}
     return {VARIABLE: json.dumps({"strategy": "follow", "schedule": str(schedule)})}
+
+
+def check(item: pytest.Item) -> None:
+    """Fails a test that has passed without coming to the case whose schedule it was to repeat."""
+    schedule = item.config.stash.get(_schedule, None)
+    if schedule is not None and not item.stash.get(_followed, False):
+        trial, ran = schedule.facts.get("trial", "1"), item.stash.get(_trials, 0)
+        pytest.fail(
+            f"--race-replay: the schedule is that of the test's case {trial}, and it ran {ran}",
+            pytrace=False,
+        )
 
 
 def save(
@@ -95,8 +111,10 @@ def save(
     number = item.stash.get(_trials, 1)
     facts = {"test": _name(item), "trial": str(number), "verdict": str(judge(record))}
     facts |= Target(*_address(function), CASE, dict(arguments)).facts()
-    safe = re.sub(r"[^\w.-]+", "_", item.name)
-    path = folder / (f"{safe}-{number}.schedule" if number > 1 else f"{safe}.schedule")
+    # Tests of one name may stand in several files; names of parameters may be long.
+    safe = re.sub(r"[^\w.-]+", "_", item.name, flags=re.ASCII)[:100]
+    which = f"{zlib.crc32(item.nodeid.encode()):08x}" + (f"-{number}" if number > 1 else "")
+    path = folder / f"{safe}-{which}.schedule"
     Schedule.parse(text).with_facts(**facts).save(path)
     return path
 
@@ -109,5 +127,15 @@ def _folder(config: pytest.Config) -> Path | None:
 
 
 def _name(item: pytest.Item) -> str:
-    """The node id without the number of the repetition."""
-    return re.sub(r"-run\d+\]$", "]", re.sub(r"\[run\d+\]$", "", item.nodeid))
+    return without_repetition(item, item.nodeid)
+
+
+def without_repetition(item: pytest.Item, name: str) -> str:
+    """``name`` (the item's own, or its node id) without the number of ``--race-repeat``."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None or REPETITION not in callspec.params:
+        return name
+    parts = callspec.id.split("-")
+    parts.remove(f"run{callspec.params[REPETITION]}")
+    base = name.removesuffix(f"[{callspec.id}]")
+    return f"{base}[{'-'.join(parts)}]" if parts else base

@@ -334,8 +334,7 @@ def test_a_case_starts_in_a_fraction_of_a_second_once_the_server_stands() -> Non
         opened.run(add, {"a": 1, "b": 1}, deadline=60)
         server = time.monotonic() - begun
         starts = [opened.run(add, {"a": 1, "b": 1}, deadline=60).start_seconds for _ in range(3)]
-    assert 0 < min(starts) < 0.5
-    assert min(starts) < server / 2
+    assert 0 < min(starts) < server / 3
 
 
 # -- what cannot be run ---------------------------------------------------------------------------
@@ -501,6 +500,17 @@ def test_kept_folders_hold_output_dump_and_caches(tmp_path: Path) -> None:
     ]
     assert "x" in Path(kept[0] or "", "output.log").read_text()
     assert Path(kept[1] or "", "inductor").is_dir()
+
+
+def test_what_an_earlier_run_has_kept_is_no_answer_and_no_cache(tmp_path: Path) -> None:
+    """The same folder given again: a case that dies without a word must not answer from there."""
+    for case, ended in ((cache_folders, "returned"), (exits_by_force_as_if_well, "exit")):
+        with Isolation(preload=("json", "pytest"), folder=tmp_path, keep=True) as opened:
+            result = opened.run(case, deadline=20, label="same")
+        assert (result.ended, bool(result.value)) == (ended, ended == "returned")
+    first, second = sorted(tmp_path.iterdir())
+    assert (first / "answer.json").exists() and not (second / "answer.json").exists()
+    assert (first / "inductor").is_dir() and not (second / "inductor").exists()
 
 
 def test_two_threads_take_turns(light: Isolation) -> None:

@@ -105,12 +105,12 @@ def test_a(race_trial):
     ("case", "said"),
     [
         ("crashes", "*verdict is native crash*SIGSEGV*"),
-        ("hangs", "*verdict is deadlock*had not ended after its deadline of 1 s*"),
+        ("hangs", "*verdict is deadlock*had not ended after its deadline of 2 s*"),
     ],
 )
 def test_a_dying_case_is_a_verdict_and_not_the_end_of_the_run(project, case, said):
     test = f"""
-@pytest.mark.race(deadline=1)
+@pytest.mark.race(deadline={2 if case == "hangs" else 60})
 def test_a(race_trial): race_trial(cases.{case}, expect=OK)
 def test_b(race_trial): race_trial(cases.completed, expect=OK)
 """
@@ -179,8 +179,8 @@ def test_a(race_trial, n): race_trial(cases.scheduled, expect=OK)
 """
     result = run(project, test, "--race-report=out")
     result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["replay: *pytest*test_a?1?*--race-replay=*test_a_1_.schedule*"])
-    file = project.path / "out" / "schedules" / "test_a_1_.schedule"
+    result.stdout.fnmatch_lines(["replay: *pytest*test_a?1?*--race-replay=*test_a_1_*.schedule*"])
+    (file,) = (project.path / "out" / "schedules").glob("test_a_1_*")
     assert "test: test_it.py::test_a[1]" in file.read_text()
     kept = project.path / "kept.schedule"
     file.rename(kept)
@@ -189,6 +189,50 @@ def test_a(race_trial, n): race_trial(cases.scheduled, expect=OK)
     case = project.path / "again" / "cases" / "test_a[1].json"
     spec = json.loads(case.read_text())["record"]["notes"]["given"]
     assert spec["strategy"] == "follow" and "drafter-0 trace.body" in spec["schedule"]
+
+
+def test_a_repeated_test_is_replayed_by_its_own_name(project):
+    """The number of the repetition is no part of it, whatever stands beside it; ``run1`` is."""
+    project.makepyfile(cases=CASES + SCHEDULED.replace("HOW", "free"))
+    test = """
+@pytest.mark.parametrize("n", ["run1", "run10"])
+@pytest.mark.parametrize("m", ["x"])
+def test_a(race_trial, n, m): race_trial(cases.scheduled, expect=OK)
+"""
+    result = run(project, test, "--race-report=out", "--race-repeat=2")
+    result.assert_outcomes(failed=4)
+    result.stdout.fnmatch_lines(["a?x-run1? *", "a?x-run10? *"])
+    first, _ = sorted((project.path / "out" / "schedules").glob("test_a*-run1_-*"))
+    assert "test: test_it.py::test_a[x-run1]" in first.read_text()
+    for again, passed in (((), 1), (("--race-repeat=2",), 2)):
+        result = run(project, test, f"--race-replay={first}", *again)
+        result.assert_outcomes(passed=passed, deselected=passed)
+
+
+def test_tests_of_one_name_in_two_files_have_a_schedule_each(project):
+    project.makepyfile(cases=CASES + SCHEDULED.replace("HOW", "free"))
+    test = "def test_a(race_trial): race_trial(cases.scheduled, expect=OK)"
+    project.makepyfile(test_other=HEADER + test)
+    run(project, test, "--race-report=out").assert_outcomes(failed=2)
+    files = sorted((project.path / "out" / "schedules").glob("*"))
+    names = {line for file in files for line in file.read_text().splitlines() if "test: " in line}
+    assert names == {"test: test_it.py::test_a", "test: test_other.py::test_a"}
+
+
+def test_a_replay_that_never_comes_to_its_case_is_no_pass(project):
+    project.makepyfile(cases=CASES + SCHEDULED.replace("HOW", "free"))
+    twice = """
+def test_a(race_trial):
+    race_trial(cases.completed, expect=OK)
+    race_trial(cases.scheduled, expect=OK)
+"""
+    run(project, twice, "--race-report=out").assert_outcomes(failed=1)
+    (file,) = (project.path / "out" / "schedules").glob("*")
+    once = "def test_a(race_trial): race_trial(cases.completed, expect=OK)"
+    run(project, twice, f"--race-replay={file}").assert_outcomes(passed=1)
+    result = run(project, once, f"--race-replay={file}")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*the schedule is that of the test's case 2, and it ran 1*"])
 
 
 @pytest.mark.parametrize(
@@ -268,6 +312,29 @@ def test_bad_input_is_one_line_and_exit_code_2(project, option, said):
     result = run(project, "def test_a(): pass", option)
     assert result.ret == 2
     result.stderr.fnmatch_lines([said])
+
+
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [
+        ("race(60)", "test_a: the mark 'race' takes deadline=SECONDS and nothing else"),
+        ("race(dedline=60)", "test_a: the mark 'race' takes deadline=SECONDS and nothing else"),
+        ("race(deadline=-1)", "test_a: the mark's deadline must be positive, not -1"),
+        ("race(deadline='60')", "test_a: the mark's deadline must be positive, not '60'"),
+    ],
+)
+def test_a_mark_that_would_be_ignored_is_refused(project, mark, said):
+    result = run(project, f"@pytest.mark.{mark}\ndef test_a(): pass")
+    assert result.ret == 2
+    assert said in result.stdout.str() + result.stderr.str()
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "nan"])
+def test_a_deadline_of_the_ini_file_that_cannot_be_is_refused(project, value):
+    project.makeini(f"[pytest]\nrace_deadline = {value}\n")
+    result = run(project, "def test_a(): pass")
+    assert result.ret == 2
+    result.stderr.fnmatch_lines([f"*ini race_deadline must be positive seconds, not '{value}'*"])
 
 
 def entry(expires: str) -> str:
