@@ -173,6 +173,14 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, failing, passing
             assert tab.overflow() <= 0, f"case {number}"
 
 
+@pytest.mark.parametrize("width", [660, 880, 1040, 1220])
+def test_in_between_the_list_fits_and_its_names_can_be_read(open_page, failing, width):
+    tab = open_page(failing, size=(width, 900))
+    right = "return document.querySelector(arguments[0]).getBoundingClientRect().right"
+    assert tab.js(right, "#cases") <= tab.js(right, "#list")
+    assert all(name.rect["width"] >= 100 for name in tab.all("#cases td.case"))
+
+
 def test_a_passing_run_shows_nothing_amiss(open_page, passing):
     tab = open_page(passing)
     assert [badge.text for badge in tab.all("#cases .badge")] == ["✓ as expected"] * 2
