@@ -19,7 +19,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,10 +83,15 @@ class Request:
         for name in self.unfix:
             if name not in CATALOGUE:
                 raise RunError(f"there is no unfix {name!r}; there are {', '.join(CATALOGUE)}")
-        if self.report.exists() and not self.report.is_dir():
-            raise RunError(f"--report {self.report} is not a folder")
-        if crash.is_foreign(self.report):
-            raise RunError(f"--report {self.report} holds other files; name a new folder")
+        try:
+            if self.report.exists() and not self.report.is_dir():
+                raise RunError(f"--report {self.report} is not a folder")
+            if crash.is_foreign(self.report):
+                raise RunError(f"--report {self.report} holds other files; name a new folder")
+        except OSError as error:
+            raise RunError(f"--report {self.report} cannot be read: {error}") from error
+        if not _can_be_written(self.report):  # known now, not when a program of hours has failed
+            raise RunError(f"--report {self.report} cannot be written; name another folder")
 
 
 def run(request: Request) -> int:
@@ -101,7 +105,10 @@ def run(request: Request) -> int:
         crash.clear(request.report)
     except OSError as error:
         raise RunError(f"--report {request.report} cannot be emptied: {error}") from error
-    state = Path(tempfile.mkdtemp(prefix="harness-run-"))
+    try:
+        state = Path(tempfile.mkdtemp(prefix="harness-run-"))
+    except OSError as error:
+        raise RunError(f"no temporary folder can be made: {error}; set TMPDIR") from error
     try:
         environment = os.environ | {
             "PYTHONPATH": _path_with(os.environ.get("PYTHONPATH", "")),
@@ -126,6 +133,12 @@ def _configuration(request: Request, state: Path) -> dict[str, Any]:
     }
 
 
+def _can_be_written(folder: Path) -> bool:
+    """Whether ``folder``, or the nearest folder above it that exists, takes new files."""
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
 def _path_with(old: str) -> str:
     return f"{_ON_PATH}{os.pathsep}{old}" if old else str(_ON_PATH)
 
@@ -136,6 +149,7 @@ class _Supervisor:
     def __init__(self, request: Request, state: Path) -> None:
         self._request = request
         self._state = state
+        self._quiet: dict[Path, tuple[float, int]] = {}  # time of a beat, looks that it had since
 
     def run(self, environment: Mapping[str, str]) -> int:
         """Returns the wait status."""
@@ -177,12 +191,20 @@ class _Supervisor:
                     os.kill(pid, info.si_signo)
 
     def _end_the_stuck(self) -> None:
-        """Ends a process whose hang watch has stopped looking: native code keeps the GIL."""
+        """Ends a process whose hang watch has stopped looking: native code keeps the GIL.
+
+        Called once a second. It counts its own looks: no clock would notice that both of us had
+        been stopped, by Ctrl-Z or with the whole machine.
+        """
         if not self._request.hang:
             return
         for beat in self._state.glob("*.beat"):
             with contextlib.suppress(OSError):
-                if time.time() - beat.stat().st_mtime > self._request.hang + _LATE:
+                touched = beat.stat().st_mtime
+                last, looks = self._quiet.get(beat, (None, 0))
+                looks = looks + 1 if touched == last else 0
+                self._quiet[beat] = touched, looks
+                if looks > self._request.hang + _LATE:
                     beat.rename(beat.with_suffix(".stuck"))
                     os.kill(int(beat.stem), signal.SIGABRT)  # the fault handler writes the stacks
 
@@ -195,22 +217,25 @@ def _is_python(name: str) -> bool:
 
 
 def _conclude(request: Request, state: Path, status: int) -> int:
-    died = signal.Signals(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
+    died = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = 128 + died if died is not None else os.WEXITSTATUS(status)
     _write_native_crashes(request, state)
     if died is not None:
-        _say(f"{Path(request.command[0]).name} died by {died.name}")
-    states = {path.stem: path.suffix for path in state.iterdir() if path.stem.isdigit()}
+        _say(f"{Path(request.command[0]).name} died by {_signal_name(died)}")
+    states = {path.suffix for path in state.iterdir() if path.stem.isdigit()}
     if not states:
         _say(
             "nothing was watched: no Python interpreter of this program loaded the harness "
             "(python -I, -E or -S, or a new environment?)"
         )
         return code or BAD_INPUT
-    if ".found" in {path.suffix for path in state.iterdir()}:
+    if ".found" in states:
         for line in _headlines(request.report):
             _say(line)
         return code or FOUND
+    if ".unwatched" in states:  # by which error it has been told when that came
+        _say("not watched to the end, so nothing is known of the rest")
+        return code or BAD_INPUT
     if died is None:
         _say(_clean(state))
     return code
@@ -224,9 +249,9 @@ def _write_native_crashes(request: Request, state: Path) -> None:
             continue
         pid = path.stem
         facts: dict[str, Any] = {}
-        for place in (state / f"{pid}.running", state / f"{pid}.found"):
+        for told in ("running", "clean", "unwatched", "found"):
             with contextlib.suppress(ValueError):
-                facts = json.loads(_read(place) or "{}") or facts
+                facts = json.loads(_read(state / f"{pid}.{told}") or "{}") or facts
         folder = Path(facts.get("folder", request.report))
         stuck = (state / f"{pid}.stuck").exists()
         ended = (
@@ -247,6 +272,7 @@ def _write_native_crashes(request: Request, state: Path) -> None:
                 "failures": [],
                 "threads": [],
                 "stuck": [],
+                "unaudited": "the process died",
                 "versions": facts.get("versions", {}),
                 **{key: value for key, value in known.items() if key != "argv"},
                 "process": {
@@ -263,7 +289,7 @@ def _write_native_crashes(request: Request, state: Path) -> None:
         if why is not None:
             _say(why)
         with contextlib.suppress(OSError):
-            (state / f"{pid}.running").rename(state / f"{pid}.found")
+            (state / f"{pid}.found").touch()
 
 
 def _headlines(report: Path) -> list[str]:
@@ -310,7 +336,14 @@ def _read(path: Path) -> str:
         return ""
 
 
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
+
+
 def _say(line: str) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, AttributeError):  # the latter: there is no standard error
         sys.stderr.write(f"harness: {line}\n")
         sys.stderr.flush()

@@ -7,7 +7,11 @@ fault handler pointed at a file. Failures inside the harness never reach the pro
 line on standard error, and the watching ends.
 
 What the process has to say goes to a state file of the command that started it, whose name tells
-the state, so that it can be told on a full disk: ``PID.running``, ``PID.found``, ``PID.clean``.
+the state, so that it can be told on a full disk: ``PID.running``, ``PID.found``, ``PID.clean``,
+and ``PID.unwatched`` where the watching ended before the process.
+
+A worker of ``multiprocessing`` ends neither through the exception hook nor, where it was forked,
+through the handlers at exit: it is asked among multiprocessing's own finalizers.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from harness.inject.recorder import Incident, Recorder
 
 TORCH = ("torch", "torch._dynamo")
+_LAST = -1000  # after the program's own finalizers
 _WRITES = 10  # folders written while the program runs; the last one is written at its end
 # State of torch's own that is up only while somebody traces. Other probes (the stance, settings)
 # may be changed by a program for good, so their change is told and is no failure.
@@ -74,6 +79,8 @@ class Agent:
         self._perturb: Any = None
         self._hooks: Any = None
         self._hang: Any = None
+        self._faults: Any = None
+        self._faults_at = ""
         self._rest: dict[str, Any] = {}
         self._unfix: dict[str, bool] = {}
         self._written = 0
@@ -128,6 +135,7 @@ class Agent:
             )
             self._hang.start()
         self._point_fault_handler()
+        self._meet_workers()
         with contextlib.suppress(OSError):
             self._note_state({"versions": versions(), "argv": arguments(sys.orig_argv)})
 
@@ -147,6 +155,8 @@ class Agent:
     def _give_up(self, what: str, error: Exception) -> None:
         self.trouble = f"{what}: {type(error).__name__}: {error}"
         _say(self.trouble)
+        if self.state != "found":
+            self._set_state("unwatched")
 
     def _point_fault_handler(self) -> None:
         import faulthandler
@@ -154,8 +164,43 @@ class Agent:
         if faulthandler.is_enabled():
             return  # the program's own
         with contextlib.suppress(OSError):
-            self._faults = open(self._state_path("fault"), "w")  # noqa: SIM115 (until the end)
+            self._faults_at = self._state_path("fault")
+            self._faults = open(self._faults_at, "w")  # noqa: SIM115 (until the end)
             faulthandler.enable(self._faults, all_threads=True)
+
+    def _redirect_faults(self) -> None:
+        """In a forked child: the handler's descriptor, if it is ours still, gets a file of its own.
+
+        The handler itself is not touched: the program may have pointed it elsewhere since.
+        """
+        with contextlib.suppress(OSError):
+            descriptor = self._faults.fileno()
+            if os.path.samestat(os.fstat(descriptor), os.stat(self._faults_at)):
+                self._faults_at = self._state_path("fault")
+                with open(self._faults_at, "w") as own:
+                    os.dup2(own.fileno(), descriptor, inheritable=False)
+
+    def _meet_workers(self) -> None:
+        """Arranges that a multiprocessing worker, this one or one to come, tells how it ended."""
+        from multiprocessing import util
+
+        util.register_after_fork(self, Agent._when_worker_ends)  # a fork forgets its finalizers
+        self._when_worker_ends()
+
+    def _when_worker_ends(self) -> None:
+        from multiprocessing import util
+
+        util.Finalize(None, self._worker_ends, exitpriority=_LAST)
+
+    def _worker_ends(self) -> None:
+        """Called by multiprocessing, in a worker while what its target raised passes through."""
+        from multiprocessing import parent_process
+
+        if parent_process() is None:
+            return
+        if (error := sys.exc_info()[1]) is not None:
+            self._died(error)
+        self._at_exit()
 
     def _place(self) -> None:
         """The process that the command started writes to the folder itself, others below it."""
@@ -168,7 +213,10 @@ class Agent:
         self.pid = os.getpid()
         self.state, self._written = "running", 0
         self._writing = threading.RLock()
+        self._hang = None  # its thread is the parent's
         self._place()
+        if self._faults is not None:
+            self._redirect_faults()
         if self.recorder is not None:
             self.recorder.reset()
         if self._perturb is not None:
@@ -322,8 +370,11 @@ class Agent:
     def _set_state(self, state: str) -> None:
         """Renames the state file: that needs no room on a full disk."""
         if state != self.state:
-            with contextlib.suppress(OSError):
+            try:
                 os.rename(self._state_path(self.state), self._state_path(state))
+            except OSError:  # the first one could not be written
+                with contextlib.suppress(OSError), open(self._state_path(state), "w"):
+                    pass
             self.state = state
 
 

@@ -4,6 +4,8 @@ Progress is a new event at any hook point, or another position in the code of an
 inside a compiled call, a trace or the compile lock (or waits for it). A program that computes for
 hours outside compiled code is not hung, and neither is one long compile, whose position moves.
 
+Time is counted in its own looks: a clock would run on while the program or the machine is stopped.
+
 It is a Python thread: code that holds the interpreter's lock stops it too. It therefore touches a
 file each time that it looks, and the command that started the program sees that it no longer does.
 """
@@ -14,7 +16,6 @@ import contextlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +61,9 @@ class HangWatch:
 
     def _watch(self) -> None:
         last: Any = None
-        since = time.monotonic()
-        while not self._stop.wait(min(1.0, self._seconds / 4)):
+        interval = min(1.0, self._seconds / 4)
+        quiet = 0.0
+        while not self._stop.wait(interval):
             self._touch()
             busy = self._recorder.inside_idents()
             frames = sys._current_frames()
@@ -72,8 +74,10 @@ class HangWatch:
             )
             now = (self._recorder.events, here)
             if not busy or now != last:
-                last, since = now, time.monotonic()
-            elif time.monotonic() - since >= self._seconds:
+                last, quiet = now, 0.0
+                continue
+            quiet += interval
+            if quiet >= self._seconds:
                 self._on_hang([busy[ident] for ident in sorted(busy)])
                 return
 

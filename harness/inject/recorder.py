@@ -162,7 +162,8 @@ class Recorder:
         self._adding = threading.Lock()
         self.exposures: Counter[str] = Counter()
         self._local = threading.local()
-        self._lanes: deque[_Lane] = deque(maxlen=_LANES)
+        self._lanes: list[_Lane] = []
+        self._gone: Counter[str] = Counter()  # the counts of threads that have no lane any more
         self._ring: deque[tuple[float, str, str, int | None, str]] = deque(maxlen=_EVENTS)
         self._closed: deque[Span] = deque(maxlen=_SPANS)
         # Open spans by kind, oldest first. One dict operation each, so that no lock is needed.
@@ -270,8 +271,18 @@ class Recorder:
             while label in taken:
                 label, number = f"{name} ({number})", number + 1
             lane = self._local.lane = _Lane(label)
-            self._lanes.append(lane)
+            self._admit(lane)
         return lane
+
+    def _admit(self, lane: _Lane) -> None:
+        """One more thread. Beyond the limit those that have ended leave, but for what they did."""
+        with self._adding:
+            kept = list(self._lanes)
+            if len(kept) >= _LANES:
+                for ended in [other for other in kept if not other.thread.is_alive()]:
+                    self._gone += ended.counts + Counter(threads=ended.counts["calls"] > 0)
+                    kept.remove(ended)
+            self._lanes = [*kept, lane]
 
     # -- failures ------------------------------------------------------------------------------
 
@@ -289,9 +300,16 @@ class Recorder:
             if incident.died or where != "uncaught":
                 return incident
         else:
-            if len(self.incidents) >= _INCIDENTS:
+            findings = sum(other.counts for other in tuple(self.incidents))
+            if findings >= _INCIDENTS:
+                return None
+            # What a program catches all day must not leave a finding without a place.
+            full = len(self.incidents) - findings >= _INCIDENTS and where != "uncaught"
+            if full and rule_for(_captured(error)) is None:
                 return None
             incident = self._freeze(lane, error, where, self.now() if now is None else now)
+            if full and not incident.counts:
+                return None
             with self._adding:
                 self.incidents.append(incident)
                 index = str(len(self.incidents) - 1)
@@ -407,12 +425,13 @@ class Recorder:
 
     def counts(self) -> dict[str, Any]:
         """How much was seen: the bound of a clean result."""
-        lanes = tuple(self._lanes)
+        with self._adding:
+            lanes, gone = tuple(self._lanes), Counter(self._gone)
         return {
-            "calls": sum(lane.counts["calls"] for lane in lanes),
-            "threads": sum(lane.counts["calls"] > 0 for lane in lanes),
-            "traces": sum(lane.counts["traces"] for lane in lanes),
-            "eager_flex": sum(lane.counts["eager flex"] for lane in lanes),
+            "calls": gone["calls"] + sum(lane.counts["calls"] for lane in lanes),
+            "threads": gone["threads"] + sum(lane.counts["calls"] > 0 for lane in lanes),
+            "traces": gone["traces"] + sum(lane.counts["traces"] for lane in lanes),
+            "eager_flex": gone["eager flex"] + sum(lane.counts["eager flex"] for lane in lanes),
             "exposures": dict(self.exposures),
             "events": self.events,
         }

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+
+from harness import run as module
 
 DEADLINE = 60
 HARNESS = [sys.executable, "-m", "harness", "run"]
@@ -247,6 +252,7 @@ def test_an_exception_can_still_be_pickled_after_it_was_seen(run, program):
         (("--hang", "-1"), ("true",), "--hang must be a number of seconds"),
         (("--report", "plain.py"), ("true",), "is not a folder"),
         (("--report", "."), ("true",), "holds other files; name a new folder"),
+        (("--report", "plain.py/out"), ("true",), "cannot be written; name another folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(run, program, options, words, said):
@@ -261,6 +267,21 @@ def test_a_program_that_nothing_watched_is_not_called_clean(run, words):
     done = run(*words)
     assert done.returncode == 2
     assert "nothing was watched" in done.stderr
+
+
+def test_without_a_temporary_folder_it_says_so_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "mkdtemp", Mock(side_effect=OSError(28, "No space left")))
+    with pytest.raises(module.RunError, match="no temporary folder can be made"):
+        module.run(module.Request(["true"], report=tmp_path / "out"))
+
+
+def test_without_standard_error_the_exit_code_is_still_the_programs(program, tmp_path):
+    path = program("import sys; sys.exit(7)")
+    command = shlex.join([*HARNESS, "--", sys.executable, str(path)])
+    done = subprocess.run(
+        f"{command} 2>&-", shell=True, cwd=tmp_path, timeout=DEADLINE, check=False
+    )
+    assert done.returncode == 7
 
 
 def test_a_full_disk_does_not_hide_the_programs_own_error(run, program):
@@ -325,6 +346,12 @@ def test_a_program_killed_by_a_signal_is_reported_as_a_shell_does(run, program):
     done = run(sys.executable, path)
     assert done.returncode == 128 + signal.SIGKILL
     assert "died by SIGKILL" in done.stderr
+
+
+def test_a_signal_without_a_name_kills_as_any_other(run):
+    done = run("sh", "-c", "kill -40 $$")
+    assert done.returncode == 128 + 40
+    assert "sh died by signal 40" in done.stderr
 
 
 def test_the_program_gets_default_signals_and_no_blocked_ones(run, program):

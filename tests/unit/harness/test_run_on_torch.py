@@ -258,6 +258,82 @@ def test_a_native_crash_is_reported_with_its_stacks(run, tmp_path):
     assert "in backend" in (tmp_path / "harness-report" / "stacks.txt").read_text()
 
 
+WORKER = """
+import ctypes, multiprocessing, sys
+import torch._dynamo
+
+def work():
+    {does}
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("{method}").Process(target=work, name="worker")
+    worker.start()
+    worker.join()
+    print(worker.exitcode)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_an_exception_that_ends_a_worker_process_is_found(run, tmp_path, method):
+    """Multiprocessing prints it by itself: neither hook of Python's is asked."""
+    done, data = run(WORKER.format(method=method, does="raise LookupError('in the worker')"))
+    assert done.stdout == "1\n" and done.returncode == 1, done.stderr
+    assert "LookupError: in the worker" in done.stderr  # multiprocessing's own words stay
+    assert data == {}
+    (folder,) = (tmp_path / "harness-report").iterdir()
+    (failed,) = json.loads((folder / "crash.json").read_text())["failures"]
+    assert failed["error"]["type"] == "LookupError" and failed["died"]
+
+
+def test_a_worker_process_that_ends_well_counts_for_a_clean_result(run):
+    """The negative control, with calls in the worker that only its own end can tell of."""
+    does = "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)); sys.exit(0)"
+    done, data = run(WORKER.format(method="fork", does=does))
+    assert done.stdout == "0\n" and done.returncode == 0, done.stderr
+    assert data == {} and "clean: 1 compiled calls in 1 threads" in done.stderr
+
+
+def test_a_worker_process_that_dies_in_native_code_is_found(run, tmp_path):
+    done, data = run(WORKER.format(method="fork", does="ctypes.string_at(0)"))
+    assert done.stdout == f"{-signal.SIGSEGV}\n" and done.returncode == 1, done.stderr
+    assert data == {}  # nothing happened to the parent
+    (folder,) = (tmp_path / "harness-report").iterdir()
+    assert "in work" in (folder / "stacks.txt").read_text()
+
+
+def test_a_crash_after_the_last_handler_at_exit_is_found(run):
+    """Destructors run when the process has said already that it was clean."""
+    program = """
+    import ctypes
+    import torch._dynamo
+
+    class Native:
+        def __del__(self, crash=ctypes.string_at):
+            crash(0)
+
+    kept = Native()
+    """
+    done, data = run(program)
+    assert done.returncode == 128 + signal.SIGSEGV
+    assert "the process died: Segmentation fault" in done.stderr and "clean" not in done.stderr
+    assert data["process"]["native"]
+
+
+def test_an_error_of_the_harness_is_not_called_clean(run):
+    program = """
+    import sys
+    import torch._dynamo
+    recorder = sys.modules["_race_harness.inject.agent"].agent.recorder
+    recorder._ring = None
+    compiled = torch.compile(lambda x: x + 1, backend="eager")
+    print(compiled(torch.ones(2)).tolist())
+    """
+    done, data = run(program)
+    assert done.stdout == "[2.0, 2.0]\n" and data == {}
+    assert "harness: stops watching at" in done.stderr
+    assert "clean" not in done.stderr and done.returncode == 2
+
+
 def test_a_python_child_has_its_own_folder(run, tmp_path):
     program = """
     import os, subprocess, sys

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import os
+import signal
 import sys
 import threading
 import time
@@ -11,9 +14,11 @@ from collections.abc import Callable
 import pytest
 
 from harness.inject.arrival import Arrival
+from harness.inject.hang import HangWatch
 from harness.inject.perturb import Perturb
 from harness.inject.recorder import Recorder
 from harness.points import Event
+from harness.run import Request, _Supervisor
 
 DEADLINE = 20
 
@@ -202,6 +207,98 @@ def test_memory_is_bounded_however_long_a_program_runs(recorder):
     for index in range(200):
         fail(recorder, ValueError(str(index)))
     assert len(recorder.incidents) == 50
+
+
+def test_a_thread_that_dies_is_found_whatever_the_program_caught_before(recorder):
+    for index in range(200):
+        fail(recorder, ValueError(str(index)))
+    assert not recorder.found
+    other_thread(recorder, "trace.begin")  # and is inside still
+    incident = recorder.failed(LookupError("the last"), "uncaught")
+    assert recorder.found == [incident]
+    recorder.on_event(Event("call.enter", "victim"))
+    other_thread(recorder, "trace.begin", "trace.left")
+    recorder.on_event(Event("call.exit", "victim", error=flag_error()))
+    assert [found.culprit is not None for found in recorder.found] == [False, True]
+
+
+def test_the_bound_of_a_clean_result_counts_threads_that_are_long_gone(recorder):
+    number = 600
+    for index in range(number):
+        thread = in_thread(str(index), lambda: recorder.on_event(Event("call.enter", "")))
+        assert ended(thread)
+    counts = recorder.counts()
+    assert (counts["calls"], counts["threads"]) == (number, number)
+    assert len(recorder.threads()) <= 512
+
+
+def test_a_live_thread_keeps_its_place_however_many_come_and_go(recorder):
+    recorder.on_event(Event("call.enter", "main"))
+    for _ in range(600):
+        other_thread(recorder, "step.begin")
+    name = threading.current_thread().name
+    assert recorder.inside_idents() == {threading.get_ident(): name}
+
+
+# -- hang ----------------------------------------------------------------------------------------
+
+
+class Inside:
+    """A recorder that sees one thread inside a call, at one place for ever."""
+
+    events = 0
+
+    def inside_idents(self) -> dict[int, str]:
+        return {threading.get_ident(): "drafter-0"}
+
+
+def looks(watch: HangWatch, number: int) -> None:
+    """The watch looks so often, with no time in between."""
+    left = iter(range(number))
+    watch._stop.wait = lambda _interval: next(left, None) is None
+    watch._watch()
+
+
+@pytest.fixture
+def standing(monkeypatch):
+    """A thread that stands still, as the frames tell it."""
+    frame = sys._getframe()
+    monkeypatch.setattr(sys, "_current_frames", lambda: {threading.get_ident(): frame})
+
+
+def test_a_thread_that_does_not_move_for_so_long_is_a_hang(tmp_path, standing):
+    hung: list[list[str]] = []
+    looks(HangWatch(Inside(), 8.0, str(tmp_path / "beat"), hung.append), 8)
+    assert not hung
+    looks(HangWatch(Inside(), 8.0, str(tmp_path / "beat"), hung.append), 9)
+    assert hung == [["drafter-0"]]
+
+
+def test_a_program_that_was_stopped_for_an_hour_does_not_hang(tmp_path, standing, monkeypatch):
+    """Ctrl-Z, or a laptop that was closed: the clock went on and nobody could move."""
+    clock = itertools.count(step=3600)
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    hung: list[list[str]] = []
+    looks(HangWatch(Inside(), 8.0, str(tmp_path / "beat"), hung.append), 4)
+    assert not hung
+
+
+def test_a_supervisor_that_was_stopped_for_an_hour_ends_nobody(tmp_path, monkeypatch):
+    """The beat is old at its first look; only a beat that stays old for all of its looks is."""
+    beat, killed = tmp_path / "4711.beat", []
+    beat.touch()
+    os.utime(beat, (1, 1))
+    monkeypatch.setattr(os, "kill", lambda *what: killed.append(what))
+    supervisor = _Supervisor(Request(["x"], hang=2.0), tmp_path)
+    for _ in range(8):
+        supervisor._end_the_stuck()
+    assert not killed
+    beat.touch()
+    for _ in range(8):
+        supervisor._end_the_stuck()
+    assert not killed
+    supervisor._end_the_stuck()
+    assert killed == [(4711, signal.SIGABRT)] and not beat.exists()
 
 
 def test_two_live_threads_of_one_name_are_told_apart(recorder):
