@@ -120,7 +120,7 @@ def write_folder(
         (folder / "crash.json").unlink(missing_ok=True)  # not whole from here on
         _write(folder / "stacks.txt", clean.text("\n".join(_stack_lines(crash, stacks))) + "\n")
         _write_json(folder / "timeline.json", clean.data({"schema": SCHEMA, **timeline}))
-        _write_json(folder / "environment.json", surroundings)
+        _write_json(folder / "environment.json", clean.data(surroundings))
         _write(folder / "README.txt", readme)
         _write_json(folder / "crash.json", whole)
     except Exception as error:
@@ -137,7 +137,11 @@ def is_foreign(folder: Path) -> bool:
         return False
     begun = (folder / FILES[0]).exists()  # the file that is written first
     ours = FILES if begun else ()
-    others = [p for p in folder.iterdir() if p.name not in ours and not _is_process(p)]
+    others = [
+        path
+        for path in folder.iterdir()
+        if path.name not in ours and not _is_partial(path) and not _is_process(path)
+    ]
     return bool(others) and not _is_report(folder / "crash.json")
 
 
@@ -147,8 +151,8 @@ def clear(folder: Path) -> None:
     Nothing else is touched; a folder that is empty then goes too. Not for a foreign folder.
     """
     for place in (*filter(_is_process, folder.glob("process-*")), folder):
-        for name in FILES:
-            (place / name).unlink(missing_ok=True)
+        for path in (*map(place.joinpath, FILES), *filter(_is_partial, place.glob("*.part"))):
+            path.unlink(missing_ok=True)
         if place.is_dir() and not any(place.iterdir()):
             with contextlib.suppress(OSError):  # the working folder, a mount point
                 place.rmdir()
@@ -156,6 +160,12 @@ def clear(folder: Path) -> None:
 
 def _is_process(path: Path) -> bool:
     return path.is_dir() and path.name.removeprefix("process-").isdigit()
+
+
+def _is_partial(path: Path) -> bool:
+    """Whether it was left by a process that was killed while it wrote."""
+    name, _, process = path.name.removesuffix(".part").rpartition(".")
+    return path.suffix == ".part" and name in FILES and process.isdigit()
 
 
 def _is_report(path: Path) -> bool:

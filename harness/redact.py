@@ -37,12 +37,20 @@ _SWITCHES = frozenset(
 _PREFIXES = ("TORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "AOT_", "TRITON_", "PYTORCH_JIT")
 _SECRET_NAME = re.compile(
     r"(?:^|[^a-z])(?:tokens?|(?:api|access|private|secret|auth|signing|account)[-_.]?keys?|keys?"
-    r"|secrets?|[a-z]*passw(?:or)?ds?|passphrase|credentials?|auth|bearer|cookie|dsn)(?:$|[^a-z])",
+    r"|secrets?|[a-z]*passw(?:or)?ds?|[a-z]+[-_.]pwd|passphrase|credentials?|auth|bearer|cookie|dsn"
+    r"|jwt|pat|webhook|connection[-_.]?string)(?:$|[^a-z])",
     re.IGNORECASE,
 )
+# Not within a word: "sk-" also ends the first half of task-scheduler.
 _SECRET_VALUE = re.compile(
-    r"hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|AKIA[A-Z0-9]{12,}"
-    r"|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*|(?<=://)[^/@\s]+:[^/@\s]+(?=@)"
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,}"
+    r"|github_pat_[A-Za-z0-9_]{16,}|glpat-[A-Za-z0-9_-]{16,}|xox[abeprs]-[A-Za-z0-9-]{10,}"
+    r"|AKIA[A-Z0-9]{12,}|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*)"
+    r"|(?<=://)[^/@\s]+:[^/@\s]+(?=@)|(?<=\bBearer )[A-Za-z0-9._~+/-]{8,}=*"
+)
+_SECRET_QUERY = re.compile(  # of an address: ?token=..., a signed address of a bucket
+    r"(?<=[?&])([\w.-]*(?:token|key|secret|signature|sig|credential|password)=)[^&\s#\"']+",
+    re.IGNORECASE,
 )
 _SHORTEST = 8  # characters; striking out a shorter value elsewhere would spoil ordinary words
 
@@ -84,9 +92,14 @@ def arguments(argv: Sequence[str]) -> list[str]:
         elif equals and value and is_secret_name(name):
             masked.append(f"{name}={MASK}")
         else:
-            masked.append(_SECRET_VALUE.sub(MASK, word))
+            masked.append(_without_tokens(word))
         hide_next = is_option and not equals and is_secret_name(word)
     return masked
+
+
+def _without_tokens(text: str) -> str:
+    """``text`` without what looks like a secret by itself."""
+    return _SECRET_QUERY.sub(rf"\1{MASK}", _SECRET_VALUE.sub(MASK, text))
 
 
 class Redactor:
@@ -113,14 +126,14 @@ class Redactor:
         """``text`` without the secrets."""
         if self._known is not None:
             text = self._known.sub(MASK, text)
-        return _SECRET_VALUE.sub(MASK, text)
+        return _without_tokens(text)
 
     def data(self, value: Any) -> Any:
-        """The same for every text inside plain data; keys stay."""
+        """The same for every text inside plain data; keys stay, other objects become text."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
             return {key: self.data(entry) for key, entry in value.items()}
         if isinstance(value, list | tuple):
             return [self.data(entry) for entry in value]
-        return value
+        return value if value is None or isinstance(value, int | float) else self.text(str(value))

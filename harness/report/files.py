@@ -11,10 +11,12 @@ import itertools
 import json
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.redact import Redactor
 from harness.report.row import Row
 from harness.report.trace_events import trace_events
 
@@ -33,10 +35,13 @@ def write_case(folder: Path, name: str, record: Mapping[str, Any], row: Row) -> 
     """Writes ``cases/NAME.json`` and ``cases/NAME.trace.json``; returns the row with its file.
 
     The name is made safe for file systems, and for a second case of that name, a new one.
+    Secrets are struck out as in a crash folder.
     """
+    clean = Redactor(argv=sys.argv)
+    record = clean.data(record)
     safe = "".join(c if c.isalnum() or c in "-_.[]" else "_" for c in name)
     path = _claim(folder / "cases", safe)
-    row = Row.from_dict(row.as_dict() | {"file": path.name})
+    row = Row.from_dict(clean.data(row.as_dict()) | {"file": path.name})
     write_json(path, {"schema": SCHEMA, "row": row.as_dict(), "record": record})
     write_json(trace_path(path), trace_events(record, row.case), indent=None)
     return row

@@ -31,6 +31,7 @@ def test_no_secret_reaches_any_file(tmp_path, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "very-secret-1")
     monkeypatch.setenv("TORCH_HUB_TOKEN", "very-secret-2")
     monkeypatch.setenv("TORCH_LOGS", "recompiles")
+    monkeypatch.setenv("TORCHINDUCTOR_REMOTE", "redis://me:very-secret-4@host")
     argv = ["train.py", "--token", "very-secret-3", "--lr", "1"]
     message = "cannot reach host with very-secret-1 and very-secret-3"
     told = content(failures=[failure(message)], facts={"very": ["very-secret-2"]})
@@ -84,6 +85,11 @@ def test_a_folder_with_somebody_elses_files_is_foreign_and_ours_is_not(tmp_path)
     assert crash.is_foreign(tmp_path)
     (tmp_path / "stacks.txt").write_text("left by a full disk: the first that is written")
     assert not crash.is_foreign(tmp_path)
+    (tmp_path / "stacks.txt").rename(tmp_path / "stacks.txt.4711.part")  # killed while it wrote
+    (tmp_path / "README.txt").unlink()
+    assert not crash.is_foreign(tmp_path)
+    crash.clear(tmp_path)
+    tmp_path.mkdir()
     (tmp_path / "model.py").write_text("theirs")
     assert crash.is_foreign(tmp_path)
     (tmp_path / "crash.json").write_text("{}")

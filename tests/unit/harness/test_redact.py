@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness import redact
@@ -9,14 +11,18 @@ from harness import redact
 
 @pytest.mark.parametrize(
     "name",
-    ["HF_TOKEN", "--api-key", "keyFile", "WANDB_API_KEY", "PGPASSWORD", "hub.token", "apikey"],
+    [
+        *("HF_TOKEN", "--api-key", "keyFile", "WANDB_API_KEY", "PGPASSWORD", "hub.token", "apikey"),
+        *("MYSQL_PWD", "GITHUB_PAT", "SLACK_WEBHOOK_URL", "CI_JOB_JWT"),
+    ],
 )
 def test_a_name_that_promises_a_secret_is_known(name):
     assert redact.is_secret_name(name)
 
 
 @pytest.mark.parametrize(
-    "name", ["max_tokens", "--num-keys", "tokenizer", "monkey", "AUTHOR", "PWD", "--lr"]
+    "name",
+    ["max_tokens", "--num-keys", "tokenizer", "monkey", "AUTHOR", "PWD", "OLDPWD", "PATH", "--lr"],
 )
 def test_an_ordinary_name_is_not_taken_for_one(name):
     assert not redact.is_secret_name(name)
@@ -47,10 +53,32 @@ def test_a_secret_flag_before_another_option_hides_nothing_else():
 
 
 @pytest.mark.parametrize(
-    "text", ["hf_abcdefghijkl", "ghp_0123456789abcdef01", "https://me:pass@host/x"]
+    ("text", "shown"),
+    [
+        ("hf_abcdefghijkl", "***"),
+        ("ghp_0123456789abcdef01", "***"),
+        ("github_pat_0123456789abcdef01", "***"),
+        ("https://me:pass@host/x", "https://***@host/x"),
+        ("--url=https://h/x?a=1&token=abc&b=2", "--url=https://h/x?a=1&token=***&b=2"),
+        ("https://h/x?X-Amz-Signature=0f&y=1", "https://h/x?X-Amz-Signature=***&y=1"),
+        ("Authorization: Bearer abcdefgh12345=", "Authorization: Bearer ***"),
+    ],
 )
-def test_what_looks_like_a_token_is_masked_wherever_it_stands(text):
-    assert "***" in redact.arguments([text])[0]
+def test_what_looks_like_a_token_is_masked_wherever_it_stands(text, shown):
+    assert redact.arguments([text]) == [shown]
+    assert redact.Redactor({}).text(f"<{text}>") == f"<{shown}>"
+
+
+@pytest.mark.parametrize("text", ["task-scheduler-1", "disk-cleaner", "shf_abcdefghijkl"])
+def test_a_word_that_only_ends_like_a_token_is_left_alone(text):
+    assert redact.Redactor({}).text(text) == text
+
+
+def test_an_object_is_written_as_its_text_without_the_secret():
+    clean = redact.Redactor({"MY_TOKEN": "s3cret-value"})
+    assert clean.data({"path": Path("a/s3cret-value"), "ok": True, "n": 1.5}) == {
+        **{"path": "a/***", "ok": True, "n": 1.5}
+    }
 
 
 def test_a_secret_is_struck_out_of_all_text_that_is_written():

@@ -106,3 +106,14 @@ def test_clear_leaves_nothing_of_an_earlier_run(tmp_path):
 def test_two_tests_of_one_name_do_not_share_a_file(tmp_path):
     rows = [files.write_case(tmp_path, "same", RECORD, GOOD) for _ in range(2)]
     assert [row.file for row in rows] == ["same.json", "same-2.json"]
+
+
+def test_no_secret_reaches_the_files_of_a_case(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_API_KEY", "very-secret-1")
+    record = json.loads(json.dumps(RECORD).replace("Detected", "refused: very-secret-1"))
+    row = make_row("a", "guarded", record, Expectation(Verdict.COMPLETED))
+    row = files.write_case(tmp_path, "a", record, row)
+    files.write_report(tmp_path, [row], {})
+    whole = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    assert "refused: ***" in whole and "very-secret" not in whole
+    assert not row.met and row.file == "a.json"
