@@ -131,7 +131,8 @@ def load(folder: Path) -> list[Report]:
         ExplainError: there is none, or a file is damaged or of a later schema.
     """
     if not folder.is_dir():
-        raise ExplainError(f"{folder}: no such folder")
+        is_file = "is a file; name the folder that it is in"
+        raise ExplainError(f"{folder}: {is_file if folder.exists() else 'no such folder'}")
     found = [_load_ours(path) for path in (folder / "crash.json",) if path.is_file()]
     for pattern in ("*/crash.json", "crashes/*/crash.json"):  # processes; cases of a test run
         found += [_load_ours(path) for path in sorted(folder.glob(pattern))]
@@ -571,9 +572,14 @@ def show(folder: Path, *, as_json: bool, width: int, color: bool) -> tuple[str, 
     Raises:
         ExplainError: it cannot be read.
     """
-    reports = load(folder)
-    failed = any(report.failed for report in reports)
-    if as_json:
-        data = {"failed": failed, "reports": [summarize(report) for report in reports]}
-        return json.dumps(data, indent=1), failed
-    return "\n".join(render(r, width=width, color=color) for r in reports).rstrip("\n"), failed
+    try:
+        reports = load(folder)
+        failed = any(report.failed for report in reports)
+        if as_json:
+            data = {"failed": failed, "reports": [summarize(report) for report in reports]}
+            return json.dumps(data, indent=1), failed
+        text = "\n".join(render(report, width=width, color=color) for report in reports)
+        return text.rstrip("\n"), failed
+    except (AttributeError, IndexError, KeyError, TypeError) as error:  # edited, or another's
+        why = f"{type(error).__name__}: {error}"
+        raise ExplainError(f"{folder}: a report in it is damaged ({why})") from error

@@ -32,6 +32,7 @@ from enum import StrEnum
 from typing import Any
 
 Record = Mapping[str, Any]
+EXPOSURES = ("fx-trace", "annotation")  # kinds of another thread's state that a watch counts
 
 
 class Verdict(StrEnum):
@@ -259,6 +260,11 @@ class Expectation:
     state: str | None = None
     exposed: tuple[str, ...] = ()
     unexposed: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for kind in (*self.exposed, *self.unexposed):
+            if kind not in EXPOSURES:  # none of a kind that nobody counts would always be true
+                raise ValueError(f"unknown exposure {kind!r}: there are {', '.join(EXPOSURES)}")
 
     def unmet(self, record: Record) -> list[str]:
         """One line per point in which the record is not what was expected; empty when met."""

@@ -237,13 +237,13 @@ class _Session:
             return
         if actor.is_alive():
             self.problem = f"had not ended after {_PATIENCE:g} s"
-        elif "actor" not in self.seen and not self.problem and not self.absent:
+        elif not {"actor", "bystander"} <= self.seen.keys() and not (self.problem or self.absent):
             self.problem = "was not reached"
         self.seen["after"] = _read_all()
 
     def cells(self) -> dict[str, Cell]:
         """What is known of each probe; nothing when the stage was not reached."""
-        if "actor" not in self.seen or "after" not in self.seen:
+        if not {"actor", "bystander", "after"} <= self.seen.keys():  # or reached too late
             return {}
         return {probe.name: self._cell(probe) for probe in probes.CATALOGUE}
 

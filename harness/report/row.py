@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.capture import shorten
-from harness.verdict import Expectation, Record, exposures, findings, judge
+from harness.verdict import EXPOSURES, Expectation, Record, exposures, findings, judge
 
-DANGERS = ("fx-trace", "annotation")
+DANGERS = EXPOSURES
 
 
 @dataclass(frozen=True)

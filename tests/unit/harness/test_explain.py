@@ -176,6 +176,9 @@ def test_several_processes_are_all_told(folder):
         ("crash.json", '{"schema": 999, "failures": []}', "has schema 999"),
         ("crash.json", '{"cases": []}', "is not a crash report of this harness"),
         ("report.json", '{"cases": []}', "holds no crash.json"),
+        ("crash.json", '{"schema": 1, "failures": [{}]}', "is damaged"),
+        ("crash.json", '{"schema": 1, "failures": [], "process": null}', "is damaged"),
+        ("report.json", '{"workers": [{"traceback": "x"}], "reason": "r"}', "is damaged"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, file, text, said):
@@ -189,6 +192,11 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, file, text, said):
 def test_a_folder_that_is_not_there_is_exit_code_2(tmp_path):
     code, output = run(str(tmp_path / "none"))
     assert code == 2 and "no such folder" in output
+
+
+def test_a_file_instead_of_its_folder_is_exit_code_2(folder):
+    code, output = run(str(folder / "crash.json"))
+    assert code == 2 and "is a file; name the folder that it is in" in output
 
 
 def test_markup_in_a_message_is_shown_as_it_is(tmp_path):

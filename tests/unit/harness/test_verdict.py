@@ -383,3 +383,10 @@ def test_exposures_of_threads_outside_the_crew_do_not_count() -> None:
     _set(record, "watch/exposures/fx-trace", {"MainThread": 5, "drafter-0": 2, "drafter-1": 1})
     assert exposures(record, "fx-trace") == 3
     assert exposures(record, "no such kind") == 0
+
+
+@pytest.mark.parametrize("field", ["exposed", "unexposed"])
+def test_a_kind_of_exposure_that_nobody_counts_is_refused(field):
+    """`unexposed=("fx_trace",)` would hold of every record."""
+    with pytest.raises(ValueError, match="unknown exposure 'fx_trace'"):
+        Expectation(Verdict.COMPLETED, **{field: ("fx_trace",)})

@@ -255,3 +255,11 @@ def test_the_whole_command_runs_one_stage(tmp_path: Path) -> None:
     data = json.loads(result.stdout)
     assert data["torch"] == torch.__version__ and data["problems"] == []
     assert data["leaks"] == {"traceback-meta": ["annotate"]}
+
+
+def test_a_stage_that_is_reached_after_the_bystander_gave_up_is_a_problem():
+    """Nobody looked: there is no table to be made of it."""
+    session = module._Session(Stage("late", "comes too late", lambda stop: stop))
+    session._there.wait = lambda _seconds: False
+    session.run()
+    assert session.problem == "was not reached" and session.cells() == {}
