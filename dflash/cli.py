@@ -63,6 +63,10 @@ def _errors() -> Iterator[None]:
     except (GuardError, StateError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
+    except OSError as error:  # a full disk, a folder that has gone
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error: {where}{error.strerror or error}", err=True)
+        raise typer.Exit(1) from error
 
 
 @app.command()
@@ -138,8 +142,13 @@ def evaluate(
 ) -> None:
     """Decodes with and without drafts: tau, histogram, wall clock, and simulated acceptance."""
     with _errors():
+        from dflash.config import RecipeError
         from dflash.report import evaluate_run
 
+        if json_path is not None and (
+            json_path.is_dir() or not json_path.absolute().parent.is_dir()
+        ):
+            raise RecipeError(f"--json {json_path}: name a file in a folder that exists")
         report = evaluate_run(
             folder,
             prompts,
@@ -209,7 +218,7 @@ def make_tiny(
     folder: Annotated[Path, typer.Argument(help="where the model goes")],
     steps: Annotated[int, typer.Option(help="optimizer steps")] = 320,
     seed: Annotated[int, typer.Option()] = 0,
-    threads: Annotated[int, typer.Option(help="CPU threads; the result depends on it")] = 1,
+    threads: Annotated[int, typer.Option(help="CPU threads; the result depends on it", min=1)] = 1,
     resume: Annotated[bool, typer.Option(help="go on from what is in the folder")] = False,
 ) -> None:
     """Trains the small target that ships with the package, from the standard library's sources."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+_Share = Annotated[float, Field(ge=0, lt=1)]
 Device = Annotated[str, Field(pattern=r"^(cpu|cuda)(:\d+)?$")]
 
 
@@ -22,7 +23,7 @@ class RecipeError(ValueError):
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TargetSettings(_Section):
@@ -92,7 +93,7 @@ class OptimizerSettings(_Section):
 
     name: Literal["adamw", "muon"] = "adamw"  # muon: for matrices; the rest is AdamW's
     learning_rate: float = Field(6e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[_Share, _Share] = (0.9, 0.95)
     momentum: float = Field(0.95, ge=0, lt=1)  # muon's
     weight_decay: float = Field(0.0, ge=0)
     eps: float = Field(1e-8, gt=0)
@@ -124,7 +125,7 @@ class RunSettings(_Section):
 
     steps: int | None = Field(None, ge=1)
     epochs: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)  # what torch's generators take
     autocast: Literal["auto", "off"] = "auto"  # bf16 where the device has it
     log_every: int = Field(1, ge=1)
     evaluate_every: int = Field(100, ge=1)
@@ -173,9 +174,11 @@ def load_recipe(path: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     """
     path = Path(path)
     try:
-        tree = yaml.safe_load(path.read_text())
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: is not UTF-8 text") from error
     except yaml.YAMLError as error:
         raise RecipeError(f"{path}: is not YAML ({' '.join(str(error).split())})") from error
     if not isinstance(tree, dict):

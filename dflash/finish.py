@@ -34,12 +34,11 @@ def export_run(folder: str | Path, output: str | Path | None = None) -> Path:
     )
     measured = {}
     if held_out := state.get("held_out"):
-        measured = {
-            "simulated acceptance length, held-out rows (bonus included)": (
-                f"{held_out['acceptance']:.3f}"
-            ),
-            "optimizer steps": str(state["step"]),
-        }
+        measured = {"optimizer steps": str(state["step"])}
+        name = "simulated acceptance length, held-out rows (bonus included)"
+        if (at := state.get("held_out_step", state["step"])) != state["step"]:
+            name += f", of step {at}"
+        measured[name] = f"{held_out['acceptance']:.3f}"
     return export_drafter(
         Path(output) if output is not None else folder / "export",
         drafter,

@@ -151,13 +151,25 @@ class Optimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of :meth:`tensors`; KeyError names what is missing."""
+        """The inverse of :meth:`tensors`.
+
+        Raises:
+            ValueError: they are another optimizer's, or of other parameters.
+        """
+        if not tensors:
+            return  # saved before the first step
+        expected = {
+            f"{part.prefix}.{key}.{name}"
+            for part in self._parts
+            for name in part.named
+            for key in part.keys
+        }
+        if differing := sorted(expected ^ tensors.keys()):
+            where = "saved state" if differing[0] in tensors else "recipe's optimizer"
+            raise ValueError(f"only the {where} has {differing[0]}")
         for part in self._parts:
             for name, parameter in part.named.items():
-                names = {key: f"{part.prefix}.{key}.{name}" for key in part.keys}
-                if not any(full in tensors for full in names.values()):
-                    continue  # saved before the first step
                 part.optimizer.state[parameter] = {
-                    key: tensors[full].to(parameter.device, copy=True)
-                    for key, full in names.items()
+                    key: tensors[f"{part.prefix}.{key}.{name}"].to(parameter.device, copy=True)
+                    for key in part.keys
                 }

@@ -73,8 +73,11 @@ class Pipeline:
             return 0
         return min(self.recipe.run.evaluate_rows, len(self.held_out))
 
-    def evaluate(self) -> Sums | None:
-        """The master drafter on the held-out rows: always the same rows and anchors."""
+    def evaluate(self, on_row: Callable[[], None] = lambda: None) -> Sums | None:
+        """The master drafter on the held-out rows: always the same rows and anchors.
+
+        on_row: called after each row; many rows may take longer than a step.
+        """
         total: Sums | None = None
         for number in range(self.held_out_packets()):
             assert self.held_out is not None
@@ -82,6 +85,7 @@ class Pipeline:
             packet = self._packet(number, 0, row, 0, self.learners[0].device)
             sums = self.learners[0].evaluate(packet)
             total = sums if total is None else total + sums
+            on_row()
         return total
 
     def step(self, gradients: list[Tensor], contributions: Sequence[Sums]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections import Counter
 
@@ -9,7 +10,7 @@ import torch
 
 from dflash.config import Recipe
 from dflash.data import build_rows
-from dflash.export import tensor_shapes
+from dflash.export import load_exported, tensor_shapes
 from dflash.regenerate import choose_prompts
 from dflash.schedule.topology import Topology
 from dflash.target.load import Targets, load_targets
@@ -48,11 +49,15 @@ def make_plan(recipe: Recipe) -> tuple[list[str], list[str]]:
         f"shapes: row {recipe.data.row_length}, {recipe.data.anchors_per_row} anchors, "
         f"{slots} block slots; attention [{slots}, {recipe.data.row_length + slots}]",
         f"compiles: flex_attention once for each of {len(topology.drafters)} drafters in training"
-        + (", once in evaluation" if recipe.data.held_out else ""),
+        + (", once in evaluation" if recipe.data.held_out and recipe.run.evaluate_rows else ""),
     ]
     lines += _memory(recipe, topology, target_size * item, parameters, chunk)
     if rows < per_step:
-        problems.append(f"{rows} rows are fewer than the {per_step} packets of one step")
+        lines.append(f"note: {rows} rows are fewer than the {per_step} packets of one step")
+    if recipe.run.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        lines.append("note: tensorboard is not installed; metrics.jsonl has all the numbers")
+    if recipe.drafter.initial is not None and load_exported(recipe.drafter.initial)[0] != config:
+        problems.append(f"drafter.initial: {recipe.drafter.initial} is of another shape")
     return lines, problems
 
 
@@ -61,8 +66,10 @@ def _text(recipe: Recipe, target: Targets) -> tuple[int, list[str]]:
     data, how = recipe.data, recipe.data.regenerate
     if how is None:
         rows, report = build_rows(data, target.tokenizer, seed=recipe.run.seed)
-        return len(rows), report.lines()
-    prompts = choose_prompts(data, data.train, target.tokenizer, how, how.prompts, recipe.run.seed)
+        return len(rows), [*report.lines(), *_held_out(recipe, target)]
+    prompts, bad = choose_prompts(
+        data, data.train, target.tokenizer, how, how.prompts, recipe.run.seed
+    )
     tokens = sum(len(prompt.ids) + how.new_tokens for prompt in prompts)
     most = math.ceil(tokens / data.row_length)
     heat = ", ".join(f"{temperature:g}" for temperature in how.temperatures)
@@ -70,7 +77,28 @@ def _text(recipe: Recipe, target: Targets) -> tuple[int, list[str]]:
         f"{', '.join(data.train)}: {len(prompts)} prompts; from each the target first writes up to "
         f"{how.new_tokens} tokens, at temperature {heat}",
         f"about {most} rows of {data.row_length} tokens",
+        *bad,
+        *_held_out(recipe, target),
     ]
+
+
+def _held_out(recipe: Recipe, target: Targets) -> list[str]:
+    """A line about the held-out text; whatever is wrong with it is raised as a run would."""
+    data, how = recipe.data, recipe.data.regenerate
+    if not data.held_out:
+        return ["held out: nothing, so no checkpoint is the best and the newest is exported"]
+    if how is None:
+        rows, report = build_rows(
+            data, target.tokenizer, seed=recipe.run.seed, paths=data.held_out, shuffle=False
+        )
+        looked_at = min(len(rows), recipe.run.evaluate_rows)
+        return [
+            f"held out: {report.lines()[0]}; {looked_at} of {len(rows)} rows in each evaluation"
+        ]
+    prompts, _ = choose_prompts(
+        data, data.held_out, target.tokenizer, how, how.held_out_prompts, recipe.run.seed
+    )
+    return [f"held out: {', '.join(data.held_out)}: {len(prompts)} prompts"]
 
 
 def _memory(

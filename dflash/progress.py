@@ -12,6 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 
+def say(console: Console, text: str) -> None:
+    """One line as it is: a file's name or content in it may look like rich's markup."""
+    console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
 class Progress:
     """Context manager; fed with each step's numbers and each tick's worker states."""
 
@@ -48,16 +53,16 @@ class Progress:
         self._done, self._numbers = number, numbers
         if self._live is None and (number == self._steps or time.monotonic() - self._last_line > 5):
             self._last_line = time.monotonic()
-            self.console.print(self._line(), highlight=False, soft_wrap=True)
+            say(self.console, self._line())
 
     def held_out(self, number: int, numbers: dict[str, Any]) -> None:
         """An evaluation is done."""
         self._held_out = numbers
         if self._live is None:
-            self.console.print(
+            say(
+                self.console,
                 f"step {number}: held-out loss {numbers['loss']:.3f}, "
                 f"acceptance {numbers['acceptance']:.2f} (simulated, bonus included)",
-                highlight=False,
             )
 
     def workers(self, states: list[dict[str, Any]]) -> None:
@@ -66,7 +71,7 @@ class Progress:
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        say(self.console, text)
 
     def _eta(self) -> str:
         done = self._done - self._first

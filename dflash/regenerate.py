@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,21 @@ import torch
 
 from dflash import disk
 from dflash.config import DataSettings, Recipe, RecipeError, RegenerateSettings, make_recipe
-from dflash.data import BadLine, DataError, Document, read_samples, render_sample
+from dflash.data import (
+    BadLine,
+    DataError,
+    Document,
+    bad_line_report,
+    read_samples,
+    refuse_bad_line,
+    render_sample,
+)
 from dflash.decode.batch import continue_batch
 from dflash.schedule import Topology
 from dflash.seeds import stable_seed
 from dflash.target.load import Targets, load_targets
+
+_BAD_LINES_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -48,21 +58,24 @@ def regenerate(
     seed: int,
     threads: int = 1,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Writes ``prompts`` records {input_ids, prompt_length, temperature, source}; returns tokens.
 
     Each physical target device works on batches of its own, in a thread of its own. The file
     appears whole or not at all.
 
-    threads: intra-op threads of each, on a CPU.
+    threads: intra-op threads of each, on a CPU. say: told which lines of the data are skipped.
 
     Raises:
-        DataError: no usable prompt.
+        DataError: no usable prompt, or a bad line where the recipe says that this is fatal.
         OSError: the file cannot be written.
     """
     how = settings.regenerate
     assert how is not None
-    todo = choose_prompts(settings, paths, target.tokenizer, how, prompts, seed)
+    todo, bad = choose_prompts(settings, paths, target.tokenizer, how, prompts, seed)
+    for line in bad:
+        say(line)
     # Prompts of like length side by side: padding costs as much as tokens.
     order = sorted(todo, key=lambda prompt: (len(prompt.ids), prompt.number))
     batches = [order[at : at + how.batch_size] for at in range(0, len(order), how.batch_size)]
@@ -97,7 +110,8 @@ def regenerate(
 
     with ThreadPoolExecutor(len(models), thread_name_prefix="regenerate") as pool:
         try:
-            for future in [pool.submit(work, index) for index in range(len(models))]:
+            running = [pool.submit(work, index) for index in range(len(models))]
+            for future in as_completed(running):  # the first failure, whoever has it
                 future.result()
         finally:
             stop.set()
@@ -120,6 +134,8 @@ def regenerate_recipe(recipe: Recipe, output: Path, *, say: Callable[[str], None
         raise RecipeError(
             f"schedule: this machine has no {', '.join(missing)}; name other target devices"
         )
+    if output.is_dir():
+        raise RecipeError(f"{output}: is a folder; name a file")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         target = load_targets(recipe.target, [place.device for place in topology.targets])
@@ -127,7 +143,7 @@ def regenerate_recipe(recipe: Recipe, output: Path, *, say: Callable[[str], None
             recipe.data, recipe.data.train, target, output,
             prompts=how.prompts, seed=recipe.run.seed,
             threads=recipe.schedule.threads_per_worker,
-            on_progress=_saying("train", say),
+            on_progress=_saying("train", say), say=say,
         )  # fmt: skip
     except OSError as error:
         raise RecipeError(f"{output}: cannot be written ({error.strerror})") from error
@@ -152,6 +168,7 @@ def own_text(
             regenerate(
                 data, paths, target, path, prompts=count, seed=recipe.run.seed,
                 threads=recipe.schedule.threads_per_worker, on_progress=_saying(name, say),
+                say=say,
             )  # fmt: skip
         if paths:
             files.append(path)
@@ -179,18 +196,23 @@ def choose_prompts(
     how: RegenerateSettings,
     count: int,
     seed: int,
-) -> list[Prompt]:
+) -> tuple[list[Prompt], list[str]]:
     """``count`` prompts, spread evenly over the documents; more than one of a document if needed.
 
-    Raises DataError where no document has a prompt.
+    And lines about bad lines, which are skipped. Raises DataError where no document has a prompt,
+    or for the first bad line where the recipe says so.
     """
-    documents = [
-        document
-        for sample in read_samples(paths, settings.format)
-        if not isinstance(sample, BadLine)
-        and isinstance(document := render_sample(sample, tokenizer, "last_turn"), Document)
-        and len(document.input_ids) > 1
-    ]
+    documents: list[Document] = []
+    bad: list[BadLine] = []
+    for sample in read_samples(paths, settings.format):
+        item: Document | BadLine = (
+            sample if isinstance(sample, BadLine) else render_sample(sample, tokenizer, "last_turn")
+        )
+        if isinstance(item, BadLine):
+            refuse_bad_line(item, settings)
+            bad.append(item)
+        elif len(item.input_ids) > 1:
+            documents.append(item)
     prompts: list[Prompt] = []
     for number in range(count):
         if not documents:
@@ -201,11 +223,12 @@ def choose_prompts(
         if ids:
             prompts.append(Prompt(number, ids, documents[place].where))
     if not prompts:
+        first = f" (bad lines: {len(bad)}, the first {bad[0]})" if bad else ""
         raise DataError(
-            f"{', '.join(map(str, paths))}: no document to take prompts from; check data.train, "
-            "data.held_out and data.format"
+            f"{', '.join(map(str, paths))}: no document to take prompts from{first}; check "
+            "data.train, data.held_out and data.format"
         )
-    return prompts
+    return prompts, bad_line_report(len(bad), bad[:_BAD_LINES_SHOWN])
 
 
 def _prompt(document: Document, how: RegenerateSettings, draw: int) -> list[int]:

@@ -30,9 +30,14 @@ def draw_curves(folder: str | Path) -> Path:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     for axis, name in ((left, "loss"), (right, "acceptance")):
         for kind, style in (("train", {"linewidth": 1}), ("held_out", {"marker": "o"})):
-            points = [(line["step"], line[name]) for line in lines if line["kind"] == kind]
+            # By step: what a resumed run did again counts with its last numbers.
+            points = {line["step"]: line[name] for line in lines if line["kind"] == kind}
             if points:
-                axis.plot(*zip(*points, strict=True), label=kind.replace("_", "-"), **style)
+                axis.plot(
+                    *zip(*sorted(points.items()), strict=True),
+                    label=kind.replace("_", "-"),
+                    **style,
+                )
         axis.set_xlabel("optimizer step")
         axis.grid(alpha=0.3)
         axis.legend()
@@ -104,6 +109,8 @@ def generate_text(
 def _load(folder: Path) -> tuple[Targets, Drafter]:
     if not (folder / RECIPE_FILE).exists():
         raise RecipeError(f"{folder}: is not a run (it has no {RECIPE_FILE})")
+    if not (folder / "export").is_dir():
+        raise RecipeError(f"{folder}: has no export; make one with 'dflash export {folder}'")
     recipe = load_recipe(folder / RECIPE_FILE)
     config, weights = load_exported(folder / "export")
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from dflash import disk
 from dflash.checkpoint import CheckpointError, CheckpointStore
 from dflash.compile import compile_guard
 from dflash.compile.flex_on_cpu import flex_training_on_cpu
@@ -26,8 +27,9 @@ from dflash.config import Recipe, RecipeError
 from dflash.data import RowSet, build_rows
 from dflash.learner import Sums
 from dflash.model import DrafterConfig
+from dflash.objective import paper_gamma
 from dflash.pipeline import Pipeline, numbers
-from dflash.progress import Progress
+from dflash.progress import Progress, say
 from dflash.regenerate import own_text
 from dflash.schedule import Clock, Exchange, Reducer, Stopper, Topology, Worker
 from dflash.schedule.metrics import MetricsLog
@@ -76,13 +78,13 @@ def train(
     """
     folder = Path(folder)
     store = CheckpointStore(folder / "checkpoints", keep=recipe.run.keep_checkpoints)
-    _claim_folder(folder, recipe, resume, store)
     topology = Topology.of(recipe.schedule)
     if missing := topology.missing():
         raise RecipeError(
             f"schedule: this machine has no {', '.join(missing)}; name other devices, "
             "for example schedule.targets=['cpu:0']"
         )
+    _claim_folder(folder, recipe, resume, store)
     if all(place.device.type == "cpu" for place in (*topology.targets, *topology.drafters)):
         torch.set_num_threads(recipe.schedule.threads_per_worker)
     with contextlib.ExitStack() as stack:
@@ -98,13 +100,14 @@ def train(
             topology,
             guard,
             text_folder=text,
-            again=not resume,
-            say=lambda line: shown.print(line, highlight=False, soft_wrap=True),
+            fresh=not resume,
+            say=lambda line: say(shown, line),
         )
         on_built(pipeline)
         run = _Run(pipeline, folder, store, guard.explanation)
         if resume:
-            run.load()
+            report = [*report, *run.load()]
+            _write_recipe(folder, recipe)  # not before it is known that the run can go on with it
         metrics = stack.enter_context(MetricsLog(folder, tensorboard=recipe.run.tensorboard))
         progress = stack.enter_context(
             Progress(pipeline.steps, first=pipeline.step_number, console=shown)
@@ -122,20 +125,21 @@ def build(
     guard: Any,
     *,
     text_folder: Path | None = None,
-    again: bool = True,
+    fresh: bool = True,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Pipeline, list[str]]:
     """Loads the target and the data and builds the pipeline; also lines about the data.
 
-    text_folder: let the target write the text first, there (``data.regenerate``); again: also
-    where an earlier start has written it; say: told how far that is.
+    text_folder: let the target write the text first, there (``data.regenerate``); say: told how
+    far that is. fresh: a new run, whose text is written also where an earlier start has written
+    it, and whose weights are ``drafter.initial``'s; a resumed one has its own.
     """
     target = load_targets(recipe.target, [place.device for place in topology.targets])
     config = drafter_config(recipe, target)
     train_paths: Sequence[str | Path] = recipe.data.train
     held_out_paths: Sequence[str | Path] = recipe.data.held_out
     if text_folder is not None:
-        own, own_held_out = own_text(recipe, target, text_folder, again=again, say=say)
+        own, own_held_out = own_text(recipe, target, text_folder, again=fresh, say=say)
         train_paths, held_out_paths = [own], [own_held_out] if own_held_out else []
     rows, read = build_rows(recipe.data, target.tokenizer, seed=recipe.run.seed, paths=train_paths)
     lines = read.lines()
@@ -154,25 +158,37 @@ def build(
     pipeline = Pipeline(
         recipe, topology, target.replicas, target.ends, config, rows, held_out, guard, steps
     )
-    if recipe.drafter.initial is not None:
+    if recipe.drafter.initial is not None and fresh:
         _start_from(pipeline, recipe.drafter.initial)
     return pipeline, lines
 
 
 def drafter_config(recipe: Recipe, target: Any) -> DrafterConfig:
-    """The drafter's shape: the recipe's where it says so, else the target's."""
+    """The drafter's shape: the recipe's where it says so, else the target's.
+
+    Raises RecipeError where the two do not fit, or the objective not the shape.
+    """
     settings = recipe.drafter
     names = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     given = {name: getattr(settings, name) for name in names}
-    return DrafterConfig.for_target(
-        target.config,
-        num_hidden_layers=settings.num_hidden_layers,
-        block_size=settings.block_size,
-        mask_token_id=target.mask_token_id(settings.mask_token_id),
-        target_layer_ids=settings.target_layer_ids,
-        num_features=settings.num_features,
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    mask_token_id = target.mask_token_id(settings.mask_token_id)
+    if recipe.objective.weighting == "decay" and recipe.objective.gamma is None:
+        try:
+            paper_gamma(settings.block_size)
+        except ValueError as error:
+            raise RecipeError(f"objective.gamma: {error}") from error
+    try:
+        return DrafterConfig.for_target(
+            target.config,
+            num_hidden_layers=settings.num_hidden_layers,
+            block_size=settings.block_size,
+            mask_token_id=mask_token_id,
+            target_layer_ids=settings.target_layer_ids,
+            num_features=settings.num_features,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+    except ValueError as error:
+        raise RecipeError(f"drafter: {error}") from error
 
 
 def warm_up(pipeline: Pipeline) -> None:
@@ -199,14 +215,15 @@ class _Run:
         self.held_out: dict[str, Any] = {}
         self.signal: int | None = None
         self.stopper = Stopper()
-        self._saved_at = -1
-        self._step_begun = time.monotonic()
+        self._saved_at = self._evaluated_at = -1
+        self._step_begun = self._moved = time.monotonic()
 
     # -- state ---------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Goes on from the newest intact checkpoint."""
-        path = self.store.latest_good()
+    def load(self) -> list[str]:
+        """Goes on from the newest intact checkpoint; lines about what is not as it was."""
+        notes: list[str] = []
+        path = self.store.latest_good(notes.append)
         if path is None:
             raise CheckpointError(f"{self.store.folder}: there is no checkpoint to resume from")
         tensors, state = self.store.load(path)
@@ -217,17 +234,27 @@ class _Run:
             )
         if state.get("drafter") != self.pipeline.config.model_dump(mode="json"):
             raise CheckpointError(f"{path}: is of a drafter of another shape than this recipe's")
-        weights = {
-            name.removeprefix("drafter."): tensor
-            for name, tensor in tensors.items()
-            if name.startswith("drafter.")
-        }
+        is_weight = {name: name.startswith("drafter.") for name in tensors}
+        weights = {n.removeprefix("drafter."): t for n, t in tensors.items() if is_weight[n]}
         for learner in self.pipeline.learners:
             learner.drafter.load_state_dict(weights)
-        self.pipeline.optimizer.load(tensors)
+        try:
+            self.pipeline.optimizer.load({n: t for n, t in tensors.items() if not is_weight[n]})
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path}: is of another optimizer ({error}): keep optimizer.name"
+            ) from error
         self.pipeline.step_number = int(state["step"])
         self.held_out = dict(state.get("held_out", {}))
+        self._evaluated_at = int(state.get("held_out_step", -1))
         self._saved_at = self.pipeline.step_number
+        now, then = len(self.pipeline.rows), state.get("rows")
+        if now != then is not None:
+            notes.append(
+                f"note: the data made {then} rows when the run was saved and make {now} now: it "
+                "goes on, but not as the unbroken run would have"
+            )
+        return notes
 
     def save(self) -> None:
         """Writes a checkpoint of the present step, once."""
@@ -244,11 +271,13 @@ class _Run:
             "step": step,
             "packets_per_step": self.pipeline.packets_per_step,
             "drafter": self.pipeline.config.model_dump(mode="json"),
+            "rows": len(self.pipeline.rows),
             "held_out": self.held_out,
+            "held_out_step": self._evaluated_at,
             "torch": str(torch.__version__),
         }
         self.store.save(step, tensors, state)
-        if self.held_out:
+        if self._evaluated_at == step:  # numbers of other weights would say nothing of these
             self.store.mark_best(step, float(self.held_out["acceptance"]))
         self._saved_at = step
 
@@ -300,6 +329,7 @@ class _Run:
                     "recipe": self.recipe.model_dump(mode="json"),
                 },
                 on_tick=tick,
+                moved=lambda: self._moved,
             )
         if self.signal is None:
             self.save()
@@ -385,9 +415,9 @@ class _Run:
             metrics.write("train", step, **result)
         progress.step(step, result)
         if (step % run.evaluate_every == 0 or last) and pipeline.held_out_packets():
-            evaluated = pipeline.evaluate()
+            evaluated = pipeline.evaluate(self._move)
             assert evaluated is not None
-            self.held_out = numbers(evaluated)
+            self.held_out, self._evaluated_at = numbers(evaluated), step
             metrics.write("held_out", step, **self.held_out)
             progress.held_out(step, self.held_out)
             self._step_begun = time.monotonic()
@@ -395,6 +425,9 @@ class _Run:
             self.save()
         if self.signal is not None:
             self.stopper.stop(f"signal {self.signal}", failure=False)
+
+    def _move(self) -> None:
+        self._moved = time.monotonic()
 
     def _on_signal(self, number: int) -> None:
         if self.signal is not None:
@@ -441,9 +474,14 @@ def _claim_folder(folder: Path, recipe: Recipe, resume: bool, store: CheckpointS
         raise RecipeError(
             f"{folder}: holds a run already; use 'dflash resume {folder}' or another folder"
         )
+    if not resume:
+        _write_recipe(folder, recipe)
+
+
+def _write_recipe(folder: Path, recipe: Recipe) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RECIPE_FILE).write_text(recipe.to_yaml())
+        disk.replace_file(folder / RECIPE_FILE, recipe.to_yaml().encode())
     except OSError as error:
         raise RecipeError(f"{folder}: cannot be written ({error.strerror})") from error
 

@@ -8,7 +8,13 @@ streaming (all tokens are held in memory, 5 bytes each) and rows shared between 
 from dflash.data.errors import DataError
 from dflash.data.packing import PackCounts, PackedRows, Row, pack_documents
 from dflash.data.render import Document, Supervise, render_sample
-from dflash.data.rows import DataReport, RowSet, build_rows
+from dflash.data.rows import (
+    DataReport,
+    RowSet,
+    bad_line_report,
+    build_rows,
+    refuse_bad_line,
+)
 from dflash.data.sources import BadLine, Format, Sample, data_files, read_samples
 
 __all__ = [
@@ -23,9 +29,11 @@ __all__ = [
     "RowSet",
     "Sample",
     "Supervise",
+    "bad_line_report",
     "build_rows",
     "data_files",
     "pack_documents",
     "read_samples",
+    "refuse_bad_line",
     "render_sample",
 ]

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Supervise = Literal["assistant", "last_turn", "all"]
 
 _MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
+# The template's own words, and what its filters raise over values that it did not expect.
+_REFUSALS = (TemplateError, TypeError, ValueError, AttributeError, LookupError)
 _STAND_IN = "dflash-stand-in-answer"
 
 
@@ -53,6 +55,8 @@ def render_sample(
     generation prompt to the end token of the turn; "last_turn" = the last such run (with
     generation markers: the last marked stretch); "all" = every token. An assistant message that
     opens a conversation answers nothing: it is supervised only where the template marks it.
+    A conversation without an assistant message has nothing to learn (but under "all"); it ends
+    with the generation prompt, so that an answer can go on from it.
 
     Raises DataError if the tokenizer has no chat template for a conversation, has no offsets
     while they are needed, or its template does not let the assistant turns be found.
@@ -78,8 +82,11 @@ def render_sample(
         )
     try:
         return _chat(messages, tokenizer, supervise, sample.where)
-    except TemplateError as error:
-        return BadLine(sample.where, f"the chat template refuses it ({error})")
+    except DataError:
+        raise
+    except _REFUSALS as error:
+        said = " ".join(str(error).split())
+        return BadLine(sample.where, f"the chat template refuses it ({said})")
 
 
 def _chat(
@@ -90,14 +97,18 @@ def _chat(
             f"{where}: the loss mask needs a fast tokenizer, this one has no offsets; "
             "convert the tokenizer or set data.supervise=all"
         )
+    unanswered = supervise != "all" and all(m["role"] != "assistant" for m in messages)
     if supervise != "all" and _MARKER.search(tokenizer.get_chat_template()):
         out = tokenizer.apply_chat_template(
-            messages, return_dict=True, return_assistant_tokens_mask=True
+            messages,
+            add_generation_prompt=unanswered,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
         )
         mask = [bool(value) for value in out["assistant_masks"]]
         return _document(out["input_ids"], _last_run(mask, supervise), where)
 
-    text = _render(messages, tokenizer)
+    text = _render(messages, tokenizer, prompt=unanswered)
     out = tokenizer(
         text,
         add_special_tokens=False,

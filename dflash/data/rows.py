@@ -96,15 +96,25 @@ class DataReport:
                 "dropped, having no two supervised tokens side by side: "
                 f"{n.dropped} documents ({n.dropped_pieces} pieces in all)"
             )
-        if self.bad_lines:
-            said.append(f"bad lines skipped: {self.bad_lines}")
-            said += [f"  {bad}" for bad in self.first_bad]
-            if self.bad_lines > len(self.first_bad):
-                said.append(f"  and {self.bad_lines - len(self.first_bad)} more")
+        said += bad_line_report(self.bad_lines, self.first_bad)
         return said
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
+
+
+def bad_line_report(count: int, first: Sequence[BadLine]) -> list[str]:
+    """How many lines were skipped, and the first of them; nothing where there were none."""
+    if not count:
+        return []
+    said = [f"bad lines skipped: {count}", *(f"  {bad}" for bad in first)]
+    return [*said, f"  and {count - len(first)} more"] if count > len(first) else said
+
+
+def refuse_bad_line(bad: BadLine, settings: DataSettings) -> None:
+    """Raises DataError where the recipe says that a bad line is fatal."""
+    if settings.on_bad_line == "fail":
+        raise DataError(f"{bad}; correct it or set data.on_bad_line=skip")
 
 
 def build_rows(
@@ -136,8 +146,7 @@ def build_rows(
             if isinstance(item, Document):
                 yield item
                 continue
-            if settings.on_bad_line == "fail":
-                raise DataError(f"{item}; correct it or set data.on_bad_line=skip")
+            refuse_bad_line(item, settings)
             report.bad_lines += 1
             if len(report.first_bad) < bad_lines_shown:
                 report.first_bad.append(item)

@@ -50,8 +50,8 @@ def paper_gamma(block_size: int) -> float:
     """
     if block_size not in _PAPER_GAMMA:
         raise ValueError(
-            f"decay_weights: the paper has no gamma for block_size={block_size} (only for "
-            f"{sorted(_PAPER_GAMMA)}): give gamma, or None for uniform weights"
+            f"the paper has no gamma for block_size={block_size} (only for "
+            f"{sorted(_PAPER_GAMMA)}): give one, or uniform weights"
         )
     return _PAPER_GAMMA[block_size]
 

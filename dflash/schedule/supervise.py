@@ -44,11 +44,13 @@ def supervise(
     folder: Path,
     facts: Callable[[], Mapping[str, Any]],
     on_tick: Callable[[], None] = lambda: None,
+    moved: Callable[[], float] = lambda: 0.0,
 ) -> None:
     """Starts the workers and returns when all have ended well.
 
     Args:
         on_tick: called about ten times a second from this thread (progress, signals).
+        moved: when (monotonic) the work that all wait for, such as an evaluation, last moved.
 
     Raises:
         RunFailed: a worker raised, got stuck, or could not be joined.
@@ -68,7 +70,7 @@ def supervise(
                         f"{worker.name} has been in {worker.clock.activity!r} for more than "
                         f"{stall_seconds:g} s (packet {worker.clock.packet})"
                     )
-            if time.monotonic() - max(w.clock.since for w in workers) > stall_seconds:
+            if time.monotonic() - max(moved(), *(w.clock.since for w in workers)) > stall_seconds:
                 stopper.stop(f"no worker has moved for more than {stall_seconds:g} s")
             on_tick()
     except BaseException as error:

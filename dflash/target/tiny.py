@@ -90,12 +90,14 @@ def make_tiny_target(
     ``resume``), or nothing to resume.
     """
     settings = settings or TinySettings()
-    folder = Path(folder)
+    folder = Path(folder).absolute()
     state_file = folder.with_name(folder.name + ".training.pt")
     if steps < 1:
         raise TargetError(f"make_tiny_target: steps must be at least 1, got {steps}")
     if resume and not state_file.is_file():
         raise TargetError(f"{state_file}: nothing to resume from")
+    if folder.exists() and not folder.is_dir():
+        raise TargetError(f"{folder}: is not a folder")
     if not resume and folder.is_dir() and any(folder.iterdir()):
         raise TargetError(f"{folder}: is not empty; give another folder, or resume")
     sources = sources or stdlib_sources()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import random
 import signal
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
+from dflash.checkpoint import CheckpointError, CheckpointStore
 from dflash.compile import compile_guard
 from dflash.compile.flex_on_cpu import flex_training_on_cpu
+from dflash.config import load_recipe
 from dflash.finish import export_run
 from dflash.pipeline import run_serially
 from dflash.schedule import Topology
@@ -19,8 +24,6 @@ from dflash.train import build, train
 
 
 def weights_of(folder):
-    from dflash.checkpoint import CheckpointStore
-
     store = CheckpointStore(folder / "checkpoints")
     tensors, _ = store.load(store.latest())
     return tensors
@@ -124,6 +127,58 @@ def test_n_plus_m_steps_equal_n_save_resume_m(size, make_recipe_of, tmp_path):
     second = train(recipe, tmp_path / "parts", resume=True)
     assert (second.signal, second.step) == (None, 6)
     assert_same(weights_of(tmp_path / "parts"), weights_of(tmp_path / "whole"), size.exact)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_refused_resume_leaves_the_run_as_it_was(size, make_recipe_of, tmp_path):
+    """A recipe that the checkpoint does not fit is refused, and the run's own recipe stays."""
+    few = {"targets": [size.targets[0]], "drafters": [size.drafters[0]]}
+    recipe = make_recipe_of(size, schedule=few, run={"steps": 1})
+    run = tmp_path / "run"
+    train(recipe, run)
+    before = (run / "recipe.yaml").read_bytes()
+    for name, changed in {
+        "keep drafters x accumulation equal": {"optimizer": {"accumulation": 2}},
+        "keep optimizer.name": {"optimizer": {"name": "muon"}},
+        "a drafter of another shape": {"drafter": {"num_hidden_layers": 1}},
+    }.items():
+        other = make_recipe_of(size, schedule=few, run={"steps": 2}, **changed)
+        with pytest.raises(CheckpointError, match=name):
+            train(other, run, resume=True)
+        assert (run / "recipe.yaml").read_bytes() == before
+    out = io.StringIO()
+    longer = make_recipe_of(
+        size, schedule=few, run={"steps": 2}, data={"row_length": 256}
+    )  # fewer rows: another data position
+    assert train(longer, run, resume=True, console=Console(file=out)).step == 2
+    assert "note: the data made" in out.getvalue()
+    assert load_recipe(run / "recipe.yaml") == longer
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_best_checkpoint_is_one_that_was_measured(size, make_recipe_of, tmp_path):
+    """Evaluated at 2 and 4, saved at 3 and 4: 3 has nobody's numbers, though 2 was better."""
+    few = {"targets": [size.targets[0]], "drafters": [size.drafters[0]]}
+    recipe = make_recipe_of(
+        size, schedule=few, run={"steps": 4, "evaluate_every": 2, "checkpoint_every": 3}
+    )
+
+    def worse_later(pipeline):
+        plain = pipeline.evaluate
+
+        def evaluate(on_row):
+            sums = plain(on_row)
+            if pipeline.step_number == 4:
+                sums.metrics = replace(sums.metrics, committed=sums.metrics.blocks)
+            return sums
+
+        pipeline.evaluate = evaluate
+
+    train(recipe, tmp_path / "run", on_built=worse_later)
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    assert store.steps() == [3, 4]
+    assert store.best() == store.path(4)
+    assert store.load(store.path(3))[1]["held_out_step"] == 2
 
 
 @pytest.mark.usefixtures("quiet")

@@ -48,7 +48,61 @@ def test_what_would_stop_the_run_is_a_problem_and_exit_code_1(run):
     done = run("data.regenerate.prompts=1", "schedule.targets=['cuda:0']")
     assert done.exit_code == 1
     assert "problem: this machine has no cuda:0" in done.output
-    assert "problem: 1 rows are fewer than the 3 packets of one step" in done.output
+    assert "note: 1 rows are fewer than the 3 packets of one step" in done.output  # would not
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("drafter.num_features=50", "error: drafter: num_features=50 is too many"),
+        ("drafter.head_dim=3", "error: drafter: drafter config: head_dim=3 must be even"),
+        ("data.held_out=['no-such-file']", "error: no-such-file: no such file or folder"),
+        ("drafter.initial=no-such-folder", "error: no-such-folder/config.json: is missing"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_in_one_line(run, override, said):
+    done = run("data.regenerate=null", override)
+    assert done.exit_code == 2, done.output
+    assert done.output.startswith(said) and done.output.count("\n") == 1
+
+
+def test_a_block_size_without_a_gamma_is_refused_before_the_first_step(run):
+    override = ("data.regenerate=null", "drafter.block_size=12", "objective.weighting=decay")
+    done = run(*override)
+    assert done.exit_code == 2
+    assert done.output.startswith(
+        "error: objective.gamma: the paper has no gamma for block_size=12"
+    )
+    assert run(*override, "objective.gamma=4").exit_code == 0
+
+
+def test_a_plan_says_what_is_held_out(run):
+    assert "held out: " in run("data.regenerate=null").output
+    assert "3 prompts" in run("data.regenerate.held_out_prompts=3").output
+    without = run("data.regenerate=null", "data.held_out=[]")
+    assert "held out: nothing, so no checkpoint is the best" in without.output
+
+
+def test_places_that_cannot_be_written_are_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "run").mkdir()
+    commands = [
+        (["make-tiny-target", str(tmp_path / "file"), "--steps", "1"], "is not a folder"),
+        (["eval", str(tmp_path / "run"), "--json", str(tmp_path / "no" / "x")], "name a file in"),
+        (["regenerate", RECIPE, "-o", str(tmp_path / "run")], "is a folder; name a file"),
+    ]
+    for command, said in commands:
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 2, (command, done.output)
+        assert done.output.startswith("error: ") and said in done.output
+        assert done.output.count("\n") == 1
+
+
+def test_a_run_without_an_export_says_how_to_make_one(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("run: {steps: 1}\ndata: {train: [a]}\n")
+    done = CliRunner().invoke(app, ["generate", str(tmp_path), "def"])
+    assert done.exit_code == 2
+    assert f"has no export; make one with 'dflash export {tmp_path}'" in done.output
 
 
 def test_doctor_proves_the_guard_and_refuses_an_unknown_one():

@@ -38,6 +38,9 @@ def test_overrides_change_one_setting(recipe_file):
         ("run.steps=0", "run.steps: Input should be greater than or equal to 1"),
         ("run.epochs=2", "give exactly one of steps and epochs"),
         ("schedule.targets=['tpu:0']", "schedule.targets: String should match pattern"),
+        ("optimizer.betas=[0.9, 1.5]", "optimizer.betas: Input should be less than 1"),
+        ("optimizer.learning_rate=.inf", "optimizer.learning_rate: Input should be a finite"),
+        ("run.seed=9223372036854775808", "run.seed: Input should be less than"),
         ("run.steps.more=1", "'steps' is not a section"),
         ("steps", "expected section.name=value"),
         ("run.name=[", "is not a YAML value"),
@@ -50,11 +53,11 @@ def test_a_wrong_override_is_one_line(recipe_file, override, said):
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["- a\n", "a: [\n", None])
+@pytest.mark.parametrize("text", [b"- a\n", b"a: [\n", b"", b"1: 2\n", b"\xff\xfe", None])
 def test_a_file_that_is_no_recipe_is_one_line(tmp_path, text):
     path = tmp_path / "r.yaml"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text)
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)

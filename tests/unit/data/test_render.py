@@ -134,3 +134,32 @@ def test_a_conversation_that_the_template_refuses_is_a_bad_line(make_tokenizer):
     """One odd conversation is the data's fault, not the template's."""
     bad = render_sample(chat(), make_tokenizer("strict"))
     assert bad == BadLine("f:1", "the chat template refuses it (roles must alternate)")
+
+
+@pytest.mark.parametrize("template", ["plain", "markers", "thinking", "strict"])
+def test_a_conversation_without_an_answer_asks_for_one_and_has_nothing_to_learn(
+    make_tokenizer, template
+):
+    tokenizer = make_tokenizer(template)
+    document = render_sample(chat(("user", "hi")), tokenizer)
+    said = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    assert spell(document.input_ids.tolist(), tokenizer) == said
+    assert not document.loss_mask.any()
+    whole = render_sample(chat(("user", "hi")), tokenizer, "all")
+    assert spell(whole.input_ids.tolist(), tokenizer) == said.removesuffix(
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_value_that_the_template_chokes_on_is_a_bad_line(make_tokenizer):
+    """As templates with tools do over a call that is none."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{{ m.tool_calls | length }}{% endfor %}"
+    )
+    message = {"role": "user", "content": "a", "tool_calls": 7}
+    refused = render_sample(Sample("f:1", messages=(message,)), tokenizer)
+    assert isinstance(refused, BadLine)
+    assert str(refused).startswith("f:1: the chat template refuses it (") and "\n" not in str(
+        refused
+    )

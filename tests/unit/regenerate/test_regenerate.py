@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from dflash.cli import app
 from dflash.config import make_recipe
 from dflash.data import DataError, build_rows
 from dflash.regenerate import choose_prompts, own_text, regenerate
-from dflash.target.load import load_targets
+from dflash.target.load import Targets, load_targets
 from dflash.target.tiny import TinySettings, make_tiny_target
 
 HOW = {"prompts": 6, "held_out_prompts": 2, "prompt_tokens": 8, "new_tokens": 10, "batch_size": 4}
@@ -97,7 +99,7 @@ def test_an_answer_of_a_conversation_is_written_anew(recipe, folder, tmp_path):
     messages = [{"role": role, "content": said} for role, said in turns]
     path.write_text(json.dumps({"messages": messages}) + "\n")
     how = recipe.data.regenerate
-    (prompt,) = choose_prompts(recipe.data, [path], tokenizer, how, 1, seed=0)
+    ((prompt,), _) = choose_prompts(recipe.data, [path], tokenizer, how, 1, seed=0)
     whole = "<user>hello;<assistant>yes;<user>and;<assistant>"
     assert tokenizer.decode(prompt.ids) == whole[-12:]
 
@@ -105,7 +107,7 @@ def test_an_answer_of_a_conversation_is_written_anew(recipe, folder, tmp_path):
 def test_prompts_reach_every_document_and_both_ends_of_a_text(recipe, tmp_path):
     recipe = recipe()
     tokenizer = load_targets(recipe.target, [torch.device("cpu")]).tokenizer
-    prompts = choose_prompts(
+    prompts, _ = choose_prompts(
         recipe.data, recipe.data.train, tokenizer, recipe.data.regenerate, 64, seed=0
     )
     said = [tokenizer.decode(prompt.ids) for prompt in prompts]
@@ -145,6 +147,58 @@ def test_a_failing_device_ends_it_and_leaves_no_file(recipe, tmp_path, monkeypat
     with pytest.raises(RuntimeError, match="no memory left"):
         write(recipe(), tmp_path / "out.jsonl")
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_the_first_failing_device_ends_the_others(recipe, tmp_path, monkeypatch):
+    """Also where the first device in the list is the one that goes on."""
+    recipe, ended = recipe(), []
+    first = load_targets(recipe.target, [torch.device("cpu")]).replicas[0]
+    second = load_targets(recipe.target, [torch.device("cpu")]).replicas[0]
+
+    def batch(model, prompts, *, go_on, **_):
+        if model is second.model:
+            raise RuntimeError("no memory left")
+        deadline, tick = time.monotonic() + 30, threading.Event()
+        while go_on() and time.monotonic() < deadline:
+            tick.wait(0.01)
+        ended.append(go_on())
+        return [[1] for _ in prompts]
+
+    monkeypatch.setattr("dflash.regenerate.continue_batch", batch)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        regenerate(
+            recipe.data, recipe.data.train, Targets([first, second]), tmp_path / "o",
+            prompts=6, seed=0,
+        )  # fmt: skip
+    assert not any(ended), "the other device was not told to end"
+
+
+def test_bad_lines_are_told_and_fatal_where_the_recipe_says_so(recipe, tmp_path):
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"text": "the quick brown fox"}\n{"text": 7}\n')
+    target, said = load_targets(recipe().target, [torch.device("cpu")]), []
+    data = recipe().data
+    regenerate(data, [path], target, tmp_path / "o", prompts=1, seed=0, say=said.append)
+    assert said == ["bad lines skipped: 1", f"  {path}:2: 'text' is not a string"]
+    strict = data.model_copy(update={"on_bad_line": "fail"})
+    with pytest.raises(DataError, match=f"{path}:2: 'text' is not a string; correct it or set"):
+        regenerate(strict, [path], target, tmp_path / "p", prompts=1, seed=0)
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_conversation_that_ends_with_a_question_is_answered(recipe, tmp_path):
+    recipe = recipe()
+    tokenizer = load_targets(recipe.target, [torch.device("cpu")]).tokenizer
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    path = tmp_path / "chat.jsonl"
+    path.write_text('{"messages": [{"role": "user", "content": "hello"}]}\n')
+    ((prompt,), _) = choose_prompts(
+        recipe.data, [path], tokenizer, recipe.data.regenerate, 1, seed=0
+    )
+    assert tokenizer.decode(prompt.ids) == "<user>hello;<assistant>"
 
 
 def test_the_command_writes_a_file_and_refuses_in_one_line(recipe, tmp_path):

@@ -151,3 +151,23 @@ def test_a_worker_that_cannot_be_started_leaves_nobody_behind(tmp_path, monkeypa
             facts=dict,
         )  # fmt: skip
     assert not runs.is_alive()
+
+
+def test_a_long_evaluation_is_not_a_stall(tmp_path):
+    """All workers wait for one that evaluates, longer than the limit: it moves, row by row."""
+    stopper, over, ticks = Stopper(), threading.Event(), []
+
+    def waits(clock):
+        with clock.activity_of("reduce"):
+            assert over.wait(60)
+
+    def tick():
+        ticks.append(time.monotonic())
+        if ticks[-1] - ticks[0] > 0.6:  # three times the limit
+            over.set()
+
+    supervise(
+        [Worker("drafter-0", waits, stopper)], stopper, stall_seconds=0.2, join_seconds=2.0,
+        folder=tmp_path, facts=dict, on_tick=tick, moved=time.monotonic,
+    )  # fmt: skip
+    assert over.is_set() and stopper.reason is None
