@@ -7,6 +7,7 @@ Exit codes: 0 passed, 1 a check failed, 2 bad input, 3 a precondition of the gat
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import subprocess
@@ -27,6 +28,9 @@ PINNED_TORCH = "2.13.0"
 SUPPORTED_TORCH = ((2, 9), (2, 15))
 MATRIX_TORCH = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 RIVALS = ("frontrun==0.7.0", "interleave-test==0.1.0", "pytest-run-parallel==0.10.0")
+GATE_NUMBERS = {"GATE_GPUS": "0", "GATE_MIN_FREE_GIB": "16", "GATE_MIN_DISK_GIB": "5"}
+BENCHMARKS_OF_OTHER_SESSIONS = {"demo", "detection"}
+LAST_WORDS_SECONDS = 30.0
 BAD_INPUT = 2
 
 
@@ -71,15 +75,37 @@ def _matrix_runs(posargs: Sequence[str]) -> int:
     return runs
 
 
+def _gate_number(name: str) -> str:
+    """A number of the environment, as text; an empty one counts as not set."""
+    value = os.environ.get(name) or GATE_NUMBERS[name]
+    if not re.fullmatch(r"\d+" if name == "GATE_GPUS" else r"\d+(\.\d+)?", value):
+        _refuse(f"{name} must be a number of 0 or more, not {value!r}")
+    return value
+
+
+def _benchmarks(posargs: Sequence[str]) -> list[str]:
+    known = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    known -= BENCHMARKS_OF_OTHER_SESSIONS
+    for name in posargs:
+        if name not in known:
+            _refuse(f"nox -s bench --: no benchmark {name!r}: use {', '.join(sorted(known))}")
+    return list(posargs) or sorted(known)
+
+
 def _check_before_anything_is_made() -> None:
     """Bad input ends here, before an environment is made; another torch gets its own ones."""
-    if "--" not in sys.argv:
-        return
-    cut = sys.argv.index("--")
-    words, after = sys.argv[1:cut], sys.argv[cut + 1 :]
-    if any(word.partition("(")[0] == "matrix" for word in words):
+    cut = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    after = sys.argv[cut + 1 :]
+    # `-s race`, `--session=race`, `-s "matrix(2.11.0)"`
+    words = {word.rpartition("=")[2].partition("(")[0] for word in sys.argv[1:cut]}
+    if "matrix" in words:
         _matrix_runs(after)
-    if not {"race", "gate"} & set(words):
+    if "bench" in words:
+        _benchmarks(after)
+    if "gate" in words:
+        for name in GATE_NUMBERS:
+            _gate_number(name)
+    if not {"race", "gate"} & words:
         return
     options, _ = _options(after, f"nox -s {'race' if 'race' in words else 'gate'} --")
     if options.torch != PINNED_TORCH:
@@ -106,7 +132,18 @@ def _python(session: nox.Session, *arguments: str, env: dict[str, str] | None = 
     """Runs the environment's python and returns its exit code, which nox itself would hide."""
     session.log(f"python {' '.join(arguments)}")
     command = [str(Path(session.bin) / "python"), *arguments]
-    return subprocess.run(command, env=os.environ | (env or {}), check=False, cwd=ROOT).returncode
+    child = subprocess.Popen(command, env=os.environ | (env or {}), cwd=ROOT)
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        # The child has had Ctrl-C as well: pytest still prints what it has seen, a training run
+        # saves. A second Ctrl-C ends it at once.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(LAST_WORDS_SECONDS)
+        raise
+    finally:
+        child.kill()  # nothing where it has ended
+        child.wait()
 
 
 def _finish(session: nox.Session, code: int, what: str) -> None:
@@ -175,11 +212,11 @@ def gate(session: nox.Session) -> None:
     options, rest = _options(session.posargs, "nox -s gate --")
     _install(session, "test", torch=options.torch)
     report = os.environ.get("GATE_REPORT", str(ROOT / "build" / "gate"))
-    gpus = int(os.environ.get("GATE_GPUS", "0"))
+    gpus = int(_gate_number("GATE_GPUS"))
     limits = {
         "--gpus": str(gpus),
-        "--min-free-gib": os.environ.get("GATE_MIN_FREE_GIB", "16"),
-        "--min-disk-gib": os.environ.get("GATE_MIN_DISK_GIB", "5"),
+        "--min-free-gib": _gate_number("GATE_MIN_FREE_GIB"),
+        "--min-disk-gib": _gate_number("GATE_MIN_DISK_GIB"),
     }
     flat = [word for pair in limits.items() for word in pair]
     device = options.device if options.device != "cpu" or not gpus else "cuda"
@@ -242,11 +279,9 @@ def browser(session: nox.Session) -> None:
 
 @nox.session
 def bench(session: nox.Session) -> None:
-    """Side-by-side measurements: what a guard costs, what the chunked loss saves."""
+    """Side-by-side measurements, all or those named after --: costs, memory, speed, rates."""
+    names = _benchmarks(session.posargs)
     _install(session, "bench")
-    own = {"demo", "detection"}  # each a session of its own
-    known = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - own)
-    names = session.posargs or known
     for name in names:
         session.run("python", f"benchmarks/{name}.py")
 
