@@ -16,8 +16,9 @@ first arrival at a point before its later ones. ``pct`` tries seeds.
 
 What it says: *found* (the first failing schedule, run a second time), *clean* with its bound (n
 of n schedules), *inconclusive* when the budget ended first, or *harness error* when runs could
-not be controlled. A clean result says nothing of what happens between two points, in C++, or on
-other torch versions.
+not be controlled: a schedule was missed, a process ended without a record, or a run did not make
+the choices again of the run that it varies. A clean result says nothing of what happens between
+two points, in C++, or on other torch versions.
 """
 
 from __future__ import annotations
@@ -176,6 +177,8 @@ def run_target(
     spec = importlib.util.spec_from_file_location(f"race_target_{Path(file).stem}", file)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load {file}")
+    if (folder := str(Path(file).parent)) not in sys.path:  # as if Python had been given the file
+        sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -207,7 +210,8 @@ class Exploration:
         schedule: the failing one.
         record: its record.
         errors: runs that could not be controlled, one line each.
-        controlled: whether the failing schedule, run again, passed the same trace.
+        controlled: whether the failing schedule, run again, passed the same trace; None when
+            there is none to run again.
     """
 
     outcome: str
@@ -224,7 +228,11 @@ class Exploration:
         head = f"{self.outcome}: "
         if self.outcome == "found":
             what = "; ".join(str(finding) for finding in findings(self.record or {})[:2])
-            again = "" if self.controlled else "; uncontrolled: a second run went another way"
+            again = {
+                True: "",
+                False: "; uncontrolled: a second run went another way",
+                None: "; it left no schedule that could be run again",
+            }[self.controlled]
             return (
                 f"{head}schedule {self.tried} of {self.bound}, {self.seconds:.1f} s: {what}{again}"
             )
@@ -278,6 +286,8 @@ def explore(
         raise ExploreError(f"bound cannot be below 0 nor seeds below 1, not {bound} and {seeds}")
     if not budget_seconds > 0:
         raise ExploreError(f"budget_seconds must be positive, not {budget_seconds}")
+    if depth < 1:
+        raise ExploreError(f"depth counts from 1, not {depth}")
     if strategy not in ("preemptions", "pct"):
         raise ExploreError(f"unknown strategy {strategy!r}: use preemptions or pct")
     if isinstance(program, Target):
@@ -314,7 +324,12 @@ def explore(
                 continue
             if failing(record):
                 return _confirm(runner, search.words, tried, begun, record, errors)
-            search.learn(spec, record)
+            if "schedule" not in record:
+                errors.append(f"schedule {tried}: {no_record(record)}")
+            elif (why := search.parted(spec, record)) is not None:
+                errors.append(f"schedule {tried}: uncontrolled: {why}")
+            else:
+                search.learn(spec, record)
         seconds = time.monotonic() - begun
         outcome = "harness error" if errors else "clean"
         return Exploration(outcome, tried, 0, search.words, seconds, errors=errors)
@@ -330,7 +345,7 @@ def _confirm(
 ) -> Exploration:
     seconds = time.monotonic() - begun
     facts = runner.target.facts() | {"verdict": str(judge(record))}
-    controlled = False
+    controlled = None
     schedule = None
     if "schedule" in record:  # not after a native crash
         schedule = Schedule.parse(record["schedule"]["text"]).with_facts(**facts)
@@ -347,8 +362,14 @@ def _fails(record: Record) -> bool:
     return judge(record) is not Verdict.COMPLETED
 
 
+def no_record(record: Record) -> str:
+    """What became of a process that has not returned a trial's record."""
+    return f"the process left no record: {record.get('process', {}).get('what', 'it ended')}"
+
+
 # preemptions, whether state is written elsewhere, earlier arrivals there, order of discovery
 _Rank = tuple[int, bool, int, int]
+_Decisions = list[dict[str, Any]]
 
 
 class _Preemptions:
@@ -357,13 +378,16 @@ class _Preemptions:
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._order = itertools.count()
-        self._heap: list[tuple[_Rank, dict[int, str]]] = [((0, False, 0, next(self._order)), {})]
+        # With each schedule the decisions of the run that it varies, to see that it does so.
+        first: tuple[_Rank, dict[int, str], _Decisions] = ((0, False, 0, next(self._order)), {}, [])
+        self._heap = [first]
+        self._varied: _Decisions = []
         self._used = 0
         self.words = f"up to {bound} preemptions"
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while self._heap:
-            (self._used, *_), deviations = heapq.heappop(self._heap)
+            (self._used, *_), deviations, self._varied = heapq.heappop(self._heap)
             plain = {str(number): thread for number, thread in deviations.items()}
             yield {"strategy": "preemptions", "deviations": plain}
 
@@ -383,8 +407,20 @@ class _Preemptions:
                 for thread in decision["options"]:
                     if thread != decision["chosen"]:
                         rank = (cost, elsewhere, earlier, next(self._order))
-                        heapq.heappush(self._heap, (rank, deviations | {number: thread}))
+                        entry = (rank, deviations | {number: thread}, decisions)
+                        heapq.heappush(self._heap, entry)
             arrivals[current, at] += 1
+
+    def parted(self, spec: Mapping[str, Any], record: Record) -> str | None:
+        """Where the run left the one that it varies, up to its last deviation; None: nowhere."""
+        last = max(map(int, spec["deviations"]), default=-1)
+        decisions = record["schedule"]["decisions"]
+        for number, old in enumerate(self._varied[: last + 1]):
+            new = decisions[number] if number < len(decisions) else {}
+            keys = ("options", "current", "at", *(("chosen",) if number < last else ()))
+            if any(new.get(key) != old[key] for key in keys):
+                return f"choice {number} is another one than in the run that it varies"
+        return None
 
     def waiting(self) -> int:
         return len(self._heap)
@@ -409,6 +445,10 @@ class _Seeds:
                 "depth": self._depth,
                 "length": self._length,
             }
+
+    def parted(self, spec: Mapping[str, Any], record: Record) -> str | None:
+        """Seeds do not depend on each other."""
+        return None
 
     def learn(self, spec: Mapping[str, Any], record: Record) -> None:
         """Seeds do not depend on each other."""

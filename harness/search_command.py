@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness import probes
 from harness.control import SWITCH_POINTS
-from harness.explore import PRELOADED, Runner, Target
+from harness.explore import PRELOADED, Runner, Target, no_record
 from harness.explore import explore as search
 from harness.isolate import Isolation
 from harness.points import to_install
@@ -82,6 +82,8 @@ def replay(path: Path) -> Done:
     lines = [f"verdict: {judge(record)}", *seen]
     if missed is not None:
         lines.append(f"{Verdict.HARNESS_ERROR}: {missed}")
+    elif "schedule" not in record:
+        lines.append(f"no trace to compare: {no_record(record)}")
     else:
         lines.append("the trace is the recorded one" if schedule.trace else "no trace to compare")
     clean = judge(record) is Verdict.COMPLETED and missed is None

@@ -2,7 +2,8 @@
 
 Delta debugging over the schedule's lines: a line that is left out lets the thread before it run
 on. Each attempt is one fresh process, and what counts is the schedule that the attempt really
-passed, if it has fewer switches. The result has been run once more, as it stands.
+passed, if it has fewer switches; one that missed it, or left no record, does not count. The
+result has been run once more, as it stands.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.explore import no_record
 from harness.replay import Line, Schedule, merged
 from harness.verdict import Record, judge
 
@@ -66,6 +68,8 @@ def shrink(
     keep = keep or same_verdict(schedule)
     first = run(replace(schedule, trace=()), lenient=True)
     tried = 1
+    if (why := _unusable(first)) is not None:
+        raise ValueError(f"the schedule itself cannot be repeated: {why}")
     if not keep(first):
         raise ValueError(f"the schedule itself does not show it: its verdict is {judge(first)}")
     best = _passed(schedule, first)
@@ -76,7 +80,7 @@ def shrink(
                 break
             record = run(Schedule(lines, dict(best.facts)), lenient=True)
             tried += 1
-            if keep(record):
+            if _unusable(record) is None and keep(record):
                 passed = _passed(schedule, record)
                 if passed.switches < best.switches:
                     best = passed
@@ -88,8 +92,16 @@ def shrink(
         if tried >= attempts:
             break
     last = run(best)
-    holds = keep(last) and bool(last.get("schedule", {}).get("controlled"))
+    holds = _unusable(last) is None and keep(last) and bool(last["schedule"].get("controlled"))
     return Shrunk(best, tried + 1, schedule.switches, holds)
+
+
+def _unusable(record: Record) -> str | None:
+    """Why a run says nothing of its schedule, if so."""
+    if "schedule" not in record:
+        return no_record(record)
+    missed: str | None = record.get("script", {}).get("missed")
+    return missed
 
 
 def _passed(original: Schedule, record: Record) -> Schedule:

@@ -149,3 +149,21 @@ def crash_in_the_second_order() -> Threads:
 def broken() -> Threads:
     """Fails before there is any thread."""
     raise LookupError("no such data")
+
+
+def another_one_each_time(folder: str) -> Threads:
+    """In its first run a thread takes a lock three times, in each later one once."""
+    from pathlib import Path
+
+    import torch._dynamo.convert_frame as convert_frame
+
+    seen = Path(folder, "seen")
+    times = 1 if seen.exists() else 3
+    seen.touch()
+
+    def work() -> None:
+        for _ in range(times):
+            with convert_frame.compile_lock:
+                pass
+
+    return [work, work]

@@ -115,8 +115,38 @@ def test_a_deadlock_of_the_programs_own_locks_is_found(isolation) -> None:
 
 def test_a_native_crash_is_found_though_it_leaves_no_schedule(isolation) -> None:
     found = explore(programs.crash_in_the_second_order, isolation=isolation)
-    assert found.outcome == "found" and found.schedule is None and not found.controlled
+    assert found.outcome == "found" and found.schedule is None and found.controlled is None
     assert judge(found.record or {}) == "native crash"
+    assert str(found).endswith("SIGSEGV; it left no schedule that could be run again")
+
+
+def test_a_crash_that_is_not_looked_for_makes_the_search_no_clean_one(isolation) -> None:
+    stuck = search_command.stuck(STUCK)
+    found = explore(programs.crash_in_the_second_order, failing=stuck, isolation=isolation)
+    assert found.outcome == "harness error"
+    assert found.errors[0].endswith("the process left no record: died by SIGSEGV")
+
+
+def test_a_program_that_goes_another_way_each_time_is_not_called_clean(isolation, tmp_path) -> None:
+    arguments = {"folder": str(tmp_path)}
+    found = explore(
+        programs.another_one_each_time, arguments=arguments, bound=1, isolation=isolation
+    )
+    assert found.outcome == "harness error", str(found)
+    assert any(
+        "uncontrolled: choice 3 is another one than in the run that it varies" in error
+        for error in found.errors
+    )
+
+
+def test_a_program_is_loaded_as_python_would_load_its_file(isolation, tmp_path) -> None:
+    (tmp_path / "race_neighbour.py").write_text("def work():\n    pass\n")
+    file = tmp_path / "program.py"
+    file.write_text("import race_neighbour\ndef program(): return [race_neighbour.work]\n")
+    assert explore(Target(str(file), "program"), bound=0, isolation=isolation).outcome == "clean"
+    file.write_text("def program(:\n")
+    with pytest.raises(ExploreError, match=r"^program cannot run: SyntaxError: .*program.py, line"):
+        explore(Target(str(file), "program"), bound=0, isolation=isolation)
 
 
 def test_a_program_that_fails_by_itself_is_an_error_and_no_finding(isolation) -> None:
@@ -130,6 +160,7 @@ def test_a_program_that_fails_by_itself_is_an_error_and_no_finding(isolation) ->
         ({"bound": -1}, "bound cannot be below 0"),
         ({"budget_seconds": 0}, "budget_seconds must be positive"),
         ({"strategy": "luck"}, "unknown strategy 'luck'"),
+        ({"strategy": "pct", "depth": 0}, "depth counts from 1, not 0"),
     ],
 )
 def test_arguments_that_cannot_be_are_refused(options: dict[str, Any], why: str) -> None:
