@@ -11,13 +11,17 @@ and causes that leave no trace in a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 
 from harness.triage.collect import Collector, Group
 from harness.triage.diagnosis import Cause, Diagnosis, diagnose
 from harness.triage.needles import Needles, needles
-from harness.triage.reader import Block, Unreadable, blocks
+from harness.triage.reader import Block, BrokenOff, Unreadable, blocks
 from harness.triage.rules import BadRule, load
 from harness.triage.scan import lines
 from harness.triage.structured import read_trace
@@ -47,6 +51,29 @@ def triage_text(text: str, name: str = "-") -> Diagnosis:
     return diagnose(collector, [name], wanted.grep())
 
 
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed; the second one interrupts as usual.
+
+    An exception would strike anywhere, also between reading a line and understanding it. Outside of
+    the main thread nobody is interrupted, and nothing changes.
+    """
+    pressed: list[int] = []  # not an Event: setting one in a handler can wait for its own thread
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        pressed.append(number)
+
+    before = signal.signal(signal.SIGINT, interrupted) or signal.SIG_DFL
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def triage_paths(
     paths: Sequence[str | Path],
     *,
@@ -64,7 +91,8 @@ def triage_paths(
         on_new: called with each failure that is not like an earlier one, when it is read.
 
     Raises:
-        Unreadable: a log or the folder cannot be read; one line.
+        Unreadable: a log or the folder cannot be read, or a part of a log in which nothing else
+            failed; one line.
         ValueError: no path, or several to follow.
     """
     names = [str(path) for path in paths]
@@ -74,15 +102,20 @@ def triage_paths(
         raise ValueError("one log can be followed at a time")
     wanted = search()
     collector = Collector(on_new)
-    for name in names:
-        source = blocks(name, follow=follow, idle=idle)
-        try:
-            collector.take(name, lines(source, wanted))
-        except KeyboardInterrupt:
-            if not follow:
-                raise
-            collector.finish()
+    broken: list[BrokenOff] = []
+    with _interrupts() if follow else nullcontext(lambda: False) as stop:
+        for name in dict.fromkeys(names):
+            source = blocks(name, follow=follow, idle=idle, stop=stop)
+            try:
+                collector.take(name, lines(source, wanted))
+            except BrokenOff as error:
+                broken.append(error)
+                collector.finish()
     summary = None
     if trace is not None:
         summary = read_trace(Path(trace), collector)
-    return diagnose(collector, names, wanted.grep(), summary)
+    diagnosis = diagnose(collector, names, wanted.grep(), summary)
+    if broken and diagnosis.exit_code == 0:  # what failed may stand in the rest
+        raise broken[0]
+    diagnosis.unsaid[:0] = map(str, broken)
+    return diagnosis

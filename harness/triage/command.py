@@ -39,6 +39,8 @@ def run(
         return 0
     if idle is not None and not follow:
         raise ValueError("--idle SECONDS goes with --follow")
+    if idle is not None and not idle > 0:
+        raise ValueError("--idle SECONDS must be more than 0")
     on_new: Callable[[Group], None] | None = _say if follow and form is None else None
     diagnosis = triage_paths(logs, follow=follow, idle=idle, trace=trace, on_new=on_new)
     typer.echo(render(diagnosis, form))

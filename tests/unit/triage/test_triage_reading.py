@@ -6,6 +6,8 @@ import gzip
 import io
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -13,7 +15,7 @@ import threading
 import pytest
 
 from harness.triage import reader, scan, search, triage_paths, triage_text
-from harness.triage.reader import Block, Unreadable, blocks
+from harness.triage.reader import Block, BrokenOff, Unreadable, blocks
 from harness.triage.scan import lines
 
 CALM = "2026-01-01 10:00:00,000 INFO step 1 loss 2.0\n"
@@ -60,15 +62,16 @@ def test_packed_logs(tmp_path):
 
 def test_zst_without_its_package_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zstandard", None)
-    (tmp_path / "a.zst").write_bytes(b"")
+    (tmp_path / "a.zst").write_bytes(b"\x28\xb5\x2f\xfd")
     with pytest.raises(Unreadable, match="needs the package zstandard"):
         triage_paths([tmp_path / "a.zst"])
 
 
-@pytest.mark.parametrize("name", ["missing.log", "bad.gz", "bad.zst", "folder"])
+@pytest.mark.parametrize("name", ["missing.log", "bad.gz", "bad.zst", "a.xz", "folder"])
 def test_what_cannot_be_read_is_named(tmp_path, name):
-    (tmp_path / "bad.gz").write_bytes(b"no gzip")
-    (tmp_path / "bad.zst").write_bytes(b"no zstandard")
+    (tmp_path / "bad.gz").write_bytes(b"\x1f\x8bno gzip")
+    (tmp_path / "bad.zst").write_bytes(b"\x28\xb5\x2f\xfdno zstandard")
+    (tmp_path / "a.xz").write_bytes(b"\xfd7zXZ\0")
     (tmp_path / "folder").mkdir()
     with pytest.raises(Unreadable, match=name) as caught:
         triage_paths([tmp_path / name])
@@ -103,6 +106,115 @@ def test_a_growing_log_is_followed_until_it_is_quiet(tmp_path):
     assert [g.event.type for g in diagnosis.failures] == ["ValueError", "KeyError"]
 
 
+def test_a_followed_log_may_be_cut_and_replaced(tmp_path):
+    """As log rotation does it, with and without a copy; a line does not go on in the new file."""
+    path = tmp_path / "train.log"
+    path.write_text(CALM + FAILURE + CALM + "a line without its e")
+
+    def rotate(group):
+        if group.event.type == "ValueError":  # copied, then cut
+            path.write_text(FAILURE.replace("ValueError", "KeyError") + CALM)
+        if group.event.type == "KeyError":  # renamed, then written anew
+            path.rename(tmp_path / "train.log.1")
+            path.write_text(FAILURE.replace("ValueError", "TypeError") + CALM)
+
+    diagnosis = triage_paths([path], follow=True, idle=2.0, on_new=rotate)
+    assert [g.event.type for g in diagnosis.failures] == ["ValueError", "KeyError", "TypeError"]
+
+
+def test_an_interrupt_ends_the_following_with_what_was_read(tmp_path):
+    path = tmp_path / "train.log"
+    path.write_text(CALM + FAILURE + FAILURE.replace("ValueError: no\n", "KeyError: 1"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "harness", "triage", str(path), "--follow"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert b"ValueError: no" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 1 and b"Traceback" not in err
+    assert b"ValueError: no" in out and b"KeyError: 1" in out  # also a last line without its end
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-be"])
+def test_utf_16_with_its_mark(tmp_path, code, follow):
+    mark = b"\xfe\xff" if code == "utf-16-be" else b""
+    path = tmp_path / "a.log"
+    path.write_bytes(mark + (CALM * 3 + FAILURE + CALM).replace("no", "n\u00f6").encode(code))
+    diagnosis = triage_paths([path], follow=follow, idle=0.1 if follow else None)
+    assert answer(diagnosis) == [("ValueError", 1, 4, 4)]
+    assert diagnosis.failures[0].event.message == "n\u00f6"
+
+
+def packed(kind, data):
+    if kind == "gz":
+        return gzip.compress(data)
+    return pytest.importorskip("zstandard").compress(data)
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_a_packed_log_that_breaks_off(tmp_path, kind):
+    """What was read counts; where nothing failed in it, nobody can say that nothing failed."""
+    rng = random.Random(5)
+    calm = "".join(f"step {n} loss {rng.random()}\n" for n in range(60_000))
+    path = tmp_path / "a.log"
+    whole = packed(kind, (FAILURE + calm).encode())
+    path.write_bytes(whole[: len(whole) // 2])
+    diagnosis = triage_paths([path])
+    assert answer(diagnosis) == [("ValueError", 1, 1, 1)]
+    assert re.fullmatch(
+        r".*a\.log: cannot be read beyond byte [1-9]\d+ \(.*\)", diagnosis.unsaid[0]
+    )
+    whole = packed(kind, (calm + FAILURE).encode())
+    for broken in (whole[: len(whole) // 2], whole[:-3]):
+        path.write_bytes(broken)
+        if len(broken) == len(whole) - 3 and kind == "gz":  # only the checksum is missing
+            assert answer(triage_paths([path])) == [("ValueError", 1, 60_001, 60_001)]
+            continue
+        with pytest.raises(BrokenOff, match="cannot be read beyond byte") as caught:
+            triage_paths([path])
+        assert "\n" not in str(caught.value)
+
+
+def test_packed_logs_are_known_by_their_bytes(tmp_path):
+    """Not by their names: rotation renames them. With padding, and frames for other programs."""
+    zstandard = pytest.importorskip("zstandard")
+    data = (CALM + FAILURE).encode()
+    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+    for name, packed_data in {
+        "a.log.1": gzip.compress(data) + gzip.compress(data) + b"\0" * 100,
+        "b.log.1": skipped + zstandard.compress(data) + skipped + zstandard.compress(data),
+        "plain.gz": data + data,
+    }.items():
+        (tmp_path / name).write_bytes(packed_data)
+        assert answer(triage_paths([tmp_path / name])) == [("ValueError", 2, 2, 7)]
+
+
+def test_a_packed_log_is_not_followed(tmp_path):
+    (tmp_path / "a.log").write_bytes(gzip.compress(FAILURE.encode()))
+    with pytest.raises(Unreadable, match=r"a\.log: a packed log cannot be followed"):
+        triage_paths([tmp_path / "a.log"], follow=True, idle=1.0)
+
+
+def test_a_log_that_is_named_twice_is_read_once(tmp_path):
+    (tmp_path / "a.log").write_text(FAILURE)
+    assert answer(triage_paths([tmp_path / "a.log"] * 2)) == [("ValueError", 1, 1, 1)]
+
+
+def test_standard_input_that_is_closed_is_one_line():
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "triage", "-"], capture_output=True, timeout=60,
+        check=False, preexec_fn=lambda: os.close(0),
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count(b"\n") == 1
+    assert b"standard input is closed" in done.stderr
+
+
 def test_standard_input(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "harness", "triage", "-"],
@@ -132,7 +244,7 @@ def test_a_pipe_that_stays_open_is_followed():
 def test_a_line_without_an_end_takes_bounded_memory(monkeypatch):
     monkeypatch.setattr(reader, "BLOCK", 1 << 16)
     source = io.BytesIO(b"x" * (1 << 20) + b"Error" + b"y" * (1 << 20))
-    got = list(reader._whole_lines(lambda: source.read(1 << 16) or None))
+    got = list(reader._whole_lines(iter(lambda: source.read(1 << 16), b"")))
     assert max(len(block.data) for block in got) <= 1 << 17
     assert sum(len(block.data) for block in got) == (2 << 20) + 5
     taken = list(lines(got, search()))
