@@ -5,7 +5,7 @@ vLLM's process prefixes, compose's ``name | ``, containers' ``stderr F``, syslog
 levels, thread names, torch's and c10's logging prefixes with compile ids, ``grep -n`` output. A
 prefix is taken off only at the beginning of a line, so text inside a message stays.
 
-Not covered: UTF-16. One JSON object per line: see `records.py`.
+One JSON object per line: see `records.py`. Other encodings: see `reader.py`.
 """
 
 from __future__ import annotations

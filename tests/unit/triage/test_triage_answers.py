@@ -107,6 +107,8 @@ def test_text_of_a_log_is_never_markup():
         ([str(OPEN / "drafters_unfixed.log"), "--json", "--sarif"], 2, "do not go together"),
         ([str(OPEN / "drafters_unfixed.log"), "--idle", "1"], 2, "goes with --follow"),
         (["a.log", "b.log", "--follow"], 2, "one log"),
+        (["a.log", "--follow", "--idle", "0"], 2, "more than 0"),
+        (["a.log", "--follow", "--idle", "nan"], 2, "more than 0"),
         (["--grep"], 0, "|Traceback \\(most recent call|"),
         (["a.log", "--grep"], 2, "reads no log"),
         (["--trace", str(OPEN / "missing")], 2, "missing"),
