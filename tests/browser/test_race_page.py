@@ -91,6 +91,15 @@ def test_keys_move_open_close_and_help(open_page, failing):
     assert len(names(tab)) == 4
 
 
+def test_slash_goes_from_a_case_to_the_filter(open_page, failing):
+    tab = open_page(failing, at="#case-1")
+    tab.press("/")
+    tab.until(lambda: tab.all("#list"))
+    tab.until(lambda: tab.js("return document.activeElement.id") == "filter")
+    tab.press("hang")
+    assert names(tab) == ["hang"]
+
+
 def test_the_filter_takes_letters_that_are_keys_elsewhere(open_page, failing):
     tab = open_page(failing)
     tab.one("#filter").send_keys("jtu?")

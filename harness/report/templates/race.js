@@ -2,6 +2,7 @@ const rows = $$("#cases tbody tr");
 const body = $("#cases tbody");
 const filter = $("#filter");
 let here = null;
+let filterNext = false; // the table is on its way, and is to be filtered
 
 // -- the table ---------------------------------------------------------------------------------
 
@@ -77,9 +78,12 @@ function route() {
     section.focus({ preventScroll: true });
     const timeline = $(".timeline", section);
     if (timeline) axis(timeline);
+  } else if (filterNext) {
+    filter.focus();
   } else if (here) {
     mark(here);
   }
+  filterNext = false;
 }
 
 const toList = () => { location.hash = ""; };
@@ -158,7 +162,7 @@ document.addEventListener("keydown", (event) => {
   const section = current(), timeline = section && $(".timeline", section);
   const inTracks = event.target.closest(".tracks");
   const does = {
-    j: () => move(1), k: () => move(-1), "/": () => { if (section) toList(); filter.focus(); },
+    j: () => move(1), k: () => move(-1), "/": () => { if (section) { filterNext = true; toList(); } else filter.focus(); },
     u: () => { if (!section) press($("button[data-unmet]")); },
     Escape: () => { if (section) toList(); },
     c: () => { const button = section && $("[data-do=copy]", section); if (button) button.click(); },
