@@ -65,7 +65,7 @@ def _fx_tracing_flag() -> bool:
 
 
 def _metrics_context() -> bool:
-    """Since between 2.9.1 and 2.13 each thread has its own metrics context (pytorch#170605)."""
+    """Since 2.11 each thread has its own metrics context (pytorch#170605)."""
     import torch._dynamo.utils as utils
 
     if not hasattr(utils, "_metrics_context_tls"):
@@ -147,21 +147,24 @@ def _backward_context() -> bool:
     """
     from torch._functorch._aot_autograd import runtime_wrappers
 
-    compile_text = getattr(runtime_wrappers, "_compile_and_exec_source", None)
-    if compile_text is None or _COPIED not in inspect.getsource(runtime_wrappers):
+    if _COPIED not in inspect.getsource(runtime_wrappers):
         return False
+    from torch._functorch._aot_autograd import codegen  # since 2.14
+
+    compile_text = codegen._compile_and_exec_source
 
     def without_copy(source: str, *rest: Any, **more: Any) -> Any:
         return compile_text(source.replace(_COPIED, _ENTERED), *rest, **more)
 
-    runtime_wrappers._compile_and_exec_source = without_copy
+    codegen._compile_and_exec_source = without_copy
     return True
 
 
 def _dispatch_mode_stack() -> bool:
-    """Since between 2.9.1 and 2.13 dynamo asks the thread's own stack of dispatch modes.
+    """Since 2.11 dynamo asks the thread's own stack of dispatch modes.
 
-    Before, a mode of any thread made it skip the frame, and mark it as skipped for ever.
+    Before, a mode of any thread made it skip the frame, and mark it as skipped for ever; from
+    2.14 on such a skip would not be for ever.
     """
     import torch._dynamo.config as config
 
@@ -188,14 +191,14 @@ CATALOGUE: dict[str, Unfix] = {
         Unfix("session-flag", "pytorch#184614", "2.13", _session_flag),
         Unfix("fx-flag-thread-local", "pytorch#168999", "2.14", _fx_flag_shared),
         Unfix("fx-tracing-flag", "pytorch#184614 and #168999", "2.13", _fx_tracing_flag),
-        Unfix("metrics-context", "pytorch#170605", "2.13", _metrics_context),
+        Unfix("metrics-context", "pytorch#170605", "2.11", _metrics_context),
         Unfix("thread-config", "pytorch#173568", "2.12", _thread_config),
         Unfix("cudagraph-tls", "pytorch#184357", "2.13", _cudagraph_tls),
         Unfix("backward-context", "pytorch#186659", "2.14", _backward_context),
         Unfix(
             "dispatch-mode-stack",
             "inline_torch_dispatch_torch_compile",
-            "2.13",
+            "2.11",
             _dispatch_mode_stack,
         ),
         Unfix("default-device", "pytorch#116014", "2.2", _default_device),

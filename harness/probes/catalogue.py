@@ -380,7 +380,7 @@ _DYNAMO = (
         "metrics-context",
         f"{_DU}.get_metrics_context()",
         readers.metrics_in_progress,
-        "pytorch#170605: per thread since between 2.9.1 and 2.13",
+        "pytorch#170605: per thread since 2.11",
         THREAD,
         module=_DU,
         rest=False,

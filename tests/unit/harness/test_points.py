@@ -54,7 +54,7 @@ def test_a_point_that_this_torch_lacks_is_an_error_that_names_the_version() -> N
     with pytest.raises(HookError, match="does not exist in torch") as caught:
         with Hooks(points=["torch._dynamo.eval_frame:innermost_fn@line:/no such line/"]):
             pass
-    assert str(torch.__version__) in str(caught.value)
+    assert torch.__version__.split("+")[0] in str(caught.value)
 
 
 def codes() -> dict[str, types.CodeType]:
