@@ -19,9 +19,9 @@ from harness.triage.events import Place
 LINE_CHARACTERS = 4096
 _PREFIXES_AT_MOST = 8
 
-_ANSI = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])|\x07|\x08"
-)
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
+# Of what is left, nothing may reach somebody's terminal.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _PREFIX = re.compile(
     r"""
@@ -100,8 +100,8 @@ _LEVELS = {
 def parse_line(raw: bytes, offset: int = 0, number: int | None = None) -> Line:
     """Reads one line (without its line end)."""
     text = raw[:LINE_CHARACTERS].decode("utf-8", "replace")
-    if "\x1b" in text or "\x08" in text or "\x07" in text:
-        text = _ANSI.sub("", text)
+    if not text.isprintable():
+        text = _CONTROL.sub("", _ANSI.sub("", text))
     line = Line(offset, text, whole=text, number=number)
     at = 0
     for _ in range(_PREFIXES_AT_MOST):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from urllib.parse import quote
 
 from harness.triage.collect import Group
 from harness.triage.diagnosis import SCHEMA, UNKNOWN_ID, Diagnosis
@@ -159,7 +160,7 @@ def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
                         "locations": [
                             {
                                 "physicalLocation": {
-                                    "artifactLocation": {"uri": place.name},
+                                    "artifactLocation": {"uri": quote(place.name, safe="/,")},
                                     "region": {"startLine": place.line or 1},
                                 }
                             }
@@ -175,8 +176,9 @@ def as_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
 def as_github(diagnosis: Diagnosis) -> Iterator[str]:
     """Workflow commands: an annotation at the log's line for each failure."""
     for rule, level, text, place in _results(diagnosis):
-        where = f"file={_escaped(place.name, in_property=True)},line={place.line or 1}"
-        yield f"::{level} {where},title={_escaped(rule, in_property=True)}::{_escaped(text)}"
+        where = f"file={_escaped(place.name, in_property=True)},line={place.line or 1},"
+        where = "" if place.name == "-" else where  # standard input is no file
+        yield f"::{level} {where}title={_escaped(rule, in_property=True)}::{_escaped(text)}"
 
 
 def _results(diagnosis: Diagnosis) -> Iterator[tuple[str, str, str, Place]]:

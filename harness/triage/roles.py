@@ -180,21 +180,23 @@ def infer(frames: Iterable[Frame], stated: Sequence[str] = ()) -> TorchVersion:
         return TorchVersion()
     if not fitting:
         return TorchVersion(why="its torch frames fit no version from 2.8 to 2.15")
-    frames_text = f"{len(of_torch)} distinct torch frame{'s' * (len(of_torch) != 1)}"
+    frames_text = f"{len(of_torch)} distinct torch frames fit"
+    if len(of_torch) == 1:
+        frames_text = "1 distinct torch frame fits"
     here = installed()
     if len({numbers(name)[:2] for name in fitting}) == 1:
         clean = scores[fitting[-1]][1] == 0
         others = [n for n in scores if n not in fitting and not scores[n][1] and scores[n][0] > 0]
-        why = f"{frames_text} fit the source of {_either(fitting)}"
+        why = f"{frames_text} the source of {_either(fitting)}"
         why += " best" if others or not clean else " and of no other tabled version"
         return TorchVersion(fitting[-1], "inferred", tuple(fitting), why)
     if here is not None and here[0] in fitting:
         return TorchVersion(
             here[0], "installed", tuple(fitting),
-            f"{frames_text} fit {_either(fitting)}; the installed one is among them",
+            f"{frames_text} {_either(fitting)}; the installed one is among them",
         )  # fmt: skip
     return TorchVersion(
-        None, None, tuple(fitting), f"{frames_text} fit {_either(fitting)} equally well"
+        None, None, tuple(fitting), f"{frames_text} {_either(fitting)} equally well"
     )
 
 

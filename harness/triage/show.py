@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 
 from rich.console import Console
@@ -165,7 +166,7 @@ def markdown(diagnosis: Diagnosis) -> str:
     for cause in diagnosis.causes:
         note = _note(cause)
         out.append(f"### {cause.title} (`{cause.id}`, confidence {cause.confidence}{note})")
-        out += ["", cause.why, ""]
+        out += ["", _plain(cause.why), ""]
         if cause.secondary or cause.alternative:
             continue
         for name in ("state", "versions", "fix", "guard"):
@@ -181,8 +182,8 @@ def markdown(diagnosis: Diagnosis) -> str:
             cause_of = diagnosis.cause_of(index)
             event = group.event
             what = f"{event.type or event.kind}: {event.message.partition(chr(10))[0][:120]}"
-            who = ", ".join(group.threads[:8]) or "not named"
-            row = [str(index + 1), _code(what), str(group.count), who, str(group.first),
+            who = _code(", ".join(group.threads[:8])) if group.threads else "not named"
+            row = [str(index + 1), _code(what), str(group.count), who, _code(str(group.first)),
                    cause_of.id if cause_of else "unknown"]  # fmt: skip
             out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
         out.append("")
@@ -190,10 +191,14 @@ def markdown(diagnosis: Diagnosis) -> str:
             stack = [text.strip() for e in group.event.chain() for _, text in _frames(diagnosis, e)]
             if stack:
                 out += [f"<details><summary>stack of {index + 1}</summary>", "", "```"]
-                out += [*stack, "```", "", "</details>", ""]
+                out += [*(text.replace("`", "'") for text in stack), "```", "", "</details>", ""]
     for title, texts in (("The text cannot tell", diagnosis.unsaid), ("Next", diagnosis.next)):
         if texts:
-            out += [f"**{title}**", "", *(f"* {_code(t) if title == 'Next' else t}" for t in texts)]
+            out += [
+                f"**{title}**",
+                "",
+                *(f"* {_code(t) if title == 'Next' else _plain(t)}" for t in texts),
+            ]
             out.append("")
     return "\n".join(out)
 
@@ -205,4 +210,9 @@ def _note(cause: Cause) -> str:
 
 
 def _code(text: str) -> str:
-    return "`` " + text.replace("`", "'") + " ``" if "`" in text else f"`{text}`"
+    return "`" + text.replace("`", "'") + "`"
+
+
+def _plain(text: str) -> str:
+    """Text that may quote a log: no markup, no link, no mention of anybody."""
+    return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", text).replace("@", "@\u200b")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,37 @@ def test_markdown_for_an_issue():
     text = markdown(triage_text(RACE, name="a.log"))
     assert "fx-flag-other-thread" in text and "| 1 |" in text and "<details>" in text
     assert "Nothing failed" in markdown(triage_text(CALM))
+
+
+HOSTILE = (
+    "Exception in thread w|`1`:\nTraceback (most recent call last):\n"
+    '  File "/opt/```.py", line 3, in f\n    g()\n'
+    "ValueError: a|b `c` <img src=x> @team #7 [x](http://x) 100% ::error::\x1bc\x9b31m\x00\n"
+)
+
+
+def test_text_of_a_log_is_no_markdown():
+    text = markdown(triage_text(HOSTILE, name="a|b`.log"))
+    (row,) = [line for line in text.splitlines() if line.startswith("| 1 |")]
+    assert len(re.findall(r"(?<!\\)\|", row)) == 7 and row.count("`") == 6
+    outside = "".join(re.split(r"(?<!\\)`[^`\n]*`", text.replace("```", "")))
+    assert not re.search(r"(?<!\\)<img|@team|(?<!\\)#7|(?<!\\)\[x|(?<!\\)\*b", outside)
+    assert text.count("```") == 2  # the fence of the stack, and nothing inside it
+
+
+def test_text_of_a_log_is_no_command_of_a_terminal_or_a_workflow():
+    diagnosis = triage_text(HOSTILE, name="a b%,:.log")
+    for text in (terminal(diagnosis), markdown(diagnosis), "".join(as_github(diagnosis))):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text)
+    (line,) = as_github(diagnosis)
+    assert (
+        line.startswith("::error file=a b%25%2C%3A.log,line=2,title=unknown::") and "100%25" in line
+    )
+    (line,) = as_github(triage_text(HOSTILE))  # standard input is no file
+    assert line.startswith("::error title=unknown::")
+    (result,) = as_sarif(diagnosis)["runs"][0]["results"]
+    place = result["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "a%20b%25,%3A.log"
 
 
 def test_the_terminal_form_has_colours_only_on_demand():
