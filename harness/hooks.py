@@ -253,7 +253,10 @@ class Hooks:
             try:
                 with annotate(*args, **kwargs):
                     self.emit("annotate.body")
-                    yield
+                    try:
+                        yield
+                    finally:
+                        self.emit("annotate.end")
             except BaseException as caught:
                 error = caught
                 raise

@@ -32,6 +32,7 @@ POINTS: dict[str, str] = {
     "annotate.tested": "torch.fx.traceback.annotate has looked whether an annotation is there",
     "annotate.write": "annotate is about to write",
     "annotate.body": "the block under annotate runs",
+    "annotate.end": "the block under annotate has ended, annotate has not put its state back",
     "annotate.left": "annotate has put its state back (or failed to)",
     "flex.eager": "flex_attention runs its uncompiled path",
     "lock.wait": "a thread asks for dynamo's compile_lock",

@@ -31,10 +31,13 @@ TRACE_BESIDE_WARM_CALLS = (
 
 
 def annotations_overlap(step: int) -> tuple[str, ...]:
-    """Two threads find no annotation, both write, both take it away: the second finds nothing."""
+    """Two threads find no annotation, both write, both take it away: the second finds nothing.
+
+    Neither takes it away before both have written: that is what the last point is for.
+    """
     return tuple(
         f"{name} {point} step={step}"
-        for point in ("annotate.tested", "annotate.write", "annotate.body")
+        for point in ("annotate.tested", "annotate.write", "annotate.body", "annotate.end")
         for name in ("drafter-0", "drafter-1")
     )
 

@@ -71,7 +71,7 @@ def annotations() -> dict[str, Any]:
     script = Script(
         [
             f"drafter-{index} annotate.{point}"
-            for point in ("tested", "write", "body")
+            for point in ("tested", "write", "body", "end")
             for index in (0, 1)
         ],
         patience=20,

@@ -183,6 +183,7 @@ def test_annotate_is_tested_then_written_then_runs_then_left(recorder: Recorder)
         "annotate.tested": False,
         "annotate.write": False,
         "annotate.body": True,
+        "annotate.end": True,
         "annotate.left": False,
     }
     assert recorder.points() == list(written)
