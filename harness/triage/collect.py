@@ -108,6 +108,12 @@ _TORCH_VERSION = re.compile(
     r"(2\.\d{1,2}(?:\.\d{1,2})?)(?:[a-z.]*\.?dev(\d{8}))?(?:[+\w.]*)",
     re.I,
 )
+# "After PyTorch 2.9 this warns", "uninstalled torch-2.8.0": not the torch that runs.
+_OTHER_TORCH = re.compile(
+    r"\b(?:after|before|since|until|till|in|from|than|requires?|needs?|uninstall(?:ed|ing)"
+    r"|existing installation:)\W{1,3}$",
+    re.I,
+)
 _DIGITS = re.compile(r"\d+")
 _TORCH_SOURCES = ("torch/", "site-packages/torch/", "dist-packages/torch/")
 _RANK_IN_NAME = re.compile(r"(?:rank[_-]?(\d{1,5})|/(\d{1,5})/(?:stdout|stderr)\.log)")
@@ -125,7 +131,7 @@ class Collector:
         self.groups: dict[object, Group | None] = {}
         self.notices: dict[str, Group] = {}
         self.speakers: dict[str, Speaker] = {}
-        self.stated_torch: dict[str, int] = {}
+        self.stated_torch: dict[str, None] = {}
         self.logged: dict[Frame, None] = {}
         self.went_on: dict[str, int] = {}  # input -> offset of its last ordinary line
         self.overflow = 0
@@ -358,9 +364,10 @@ class Collector:
 
     def _state_torch(self, text: str) -> None:
         found = _TORCH_VERSION.search(text)
-        if found:
+        if found and not _OTHER_TORCH.search(text, 0, found.start()):
             version = found[1] + (f".dev{found[2]}" if found[2] else "")
-            self.stated_torch[version] = self.stated_torch.get(version, 0) + 1
+            self.stated_torch.pop(version, None)  # the order is that of the last statements
+            self.stated_torch[version] = None
 
 
 def _since(group: Group | None, name: str, offset: int) -> bool:

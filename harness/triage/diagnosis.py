@@ -333,15 +333,20 @@ def _fates(collector: Collector, failures: Sequence[Group]) -> list[Fate]:
     ends: dict[str, int] = {}
     for speaker in collector.speakers.values():
         ends[speaker.last.name] = max(ends.get(speaker.last.name, 0), speaker.last.offset)
+    exits = [group for group in collector.notices.values() if "exit_code" in group.event.details]
     fates = [
-        Fate(s.name, _state(s, failures, ends[s.last.name]), s.last, s.time, s.text)
+        Fate(s.name, _state(s, failures, ends[s.last.name], exits), s.last, s.time, s.text)
         for s in collector.speakers.values()
     ]
     return sorted(fates, key=lambda fate: (fate.last.name, fate.last.offset))
 
 
-def _state(speaker: Speaker, failures: Sequence[Group], end: int) -> str:
+def _state(speaker: Speaker, failures: Sequence[Group], end: int, exits: Sequence[Group]) -> str:
     mine = [group for group in failures if speaker.name in _names(group)]
+    for told in exits:  # by the launcher, of a rank that said nothing more
+        here = told.last.name == speaker.last.name and told.last.offset >= speaker.last.offset
+        if here and any(f"{speaker.name} ".startswith(f"rank {rank} ") for rank in told.ranks):
+            return "died"
     quiet = end - speaker.last.offset
     usual = (speaker.last.offset - speaker.first.offset) / max(1, speaker.lines - 1)
     if mine and quiet >= 0:

@@ -264,7 +264,7 @@ def _whole_lines(pieces: Iterable[bytes]) -> Iterator[Block]:
             parts.append(data)
             waiting += len(data)
             continue
-        cut = cut or len(data)
+        cut = cut or data.rfind(b"\r") + 1 or len(data)  # progress bars write no other line end
         block = b"".join([*parts, data[:cut]]) if parts else data[:cut]
         rest = data[cut:]
         parts, waiting = ([rest], len(rest)) if rest else ([], 0)

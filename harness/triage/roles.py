@@ -164,7 +164,7 @@ def infer(frames: Iterable[Frame], stated: Sequence[str] = ()) -> TorchVersion:
     best = max((score for score, _ in scores.values()), default=0.0)
     fitting = [name for name in scores if scores[name][0] == best and best > 0]
     if stated:
-        said = max(stated, key=len)
+        said = _said(stated, fitting)
         said = next((name for name in reversed(tabled()) if name == said), said)
         if said.count(".") == 1:  # "torch 2.11": the patch that fits, else the first
             patches = [name for name in tabled() if name.startswith(said + ".")]
@@ -198,6 +198,17 @@ def infer(frames: Iterable[Frame], stated: Sequence[str] = ()) -> TorchVersion:
     return TorchVersion(
         None, None, tuple(fitting), f"{frames_text} {_either(fitting)} equally well"
     )
+
+
+def _said(stated: Sequence[str], fitting: Sequence[str]) -> str:
+    """Of several stated versions one that the frames fit, then a whole one, then the last."""
+
+    def worth(index: int) -> tuple[bool, bool, int]:
+        text = stated[index]
+        fits = any(name == text or name.startswith(f"{text}.") for name in fitting)
+        return fits, text.count(".") > 1, index
+
+    return stated[max(range(len(stated)), key=worth)]
 
 
 def _scores(frames: Sequence[Frame]) -> dict[str, tuple[float, int]]:

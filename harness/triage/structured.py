@@ -137,7 +137,7 @@ def read_trace(folder: Path, collector: Collector) -> Trace:
             raise Unreadable(f"{path}: cannot be read ({error.strerror})") from error
         trace.compiles += _compiles(records)
     if trace.torch:
-        collector.stated_torch[trace.torch] = collector.stated_torch.get(trace.torch, 0) + 1
+        collector.stated_torch[trace.torch] = None
     _add_failures(trace, collector)
     return trace
 

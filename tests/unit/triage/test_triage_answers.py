@@ -39,6 +39,20 @@ def test_a_rank_that_never_speaks_again_is_silent():
     assert set(fates.values()) == {"alive"}
 
 
+@pytest.mark.parametrize(("behind", "state"), [("", "died"), ("[rank0]: step 7\n", "alive")])
+def test_a_rank_whose_exit_the_launcher_tells_has_died(behind, state):
+    """Its thread failed; only the launcher's line says that the process ended."""
+    text = RACE.replace("Exception in thread", "[rank0]: Exception in thread")
+    text += (
+        "E0808 01:02:03.000000 12 torch/distributed/elastic/multiprocessing/api.py:984] failed"
+        " (exitcode: 1) local_rank: 0 (pid: 51) of binary: /opt/venv/bin/python\n"
+    )
+    fates = {
+        fate.who: fate.state for fate in triage_text("[rank0]: step 1\n" + text + behind).fates
+    }
+    assert fates["rank 0"] == state
+
+
 def test_how_long_the_log_goes_on_after_the_first_failure():
     diagnosis = triage_text((OPEN / "drafter_dies_ranks_wait.log").read_text())
     assert 590 < diagnosis.seconds_after < 610

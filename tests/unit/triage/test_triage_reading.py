@@ -252,6 +252,14 @@ def test_a_line_without_an_end_takes_bounded_memory(monkeypatch):
     assert sum(len(raw.data) for raw in taken) < 1 << 20
 
 
+def test_a_line_of_progress_bars_is_cut_at_one_of_them(monkeypatch):
+    monkeypatch.setattr(reader, "BLOCK", 1000)
+    text = "".join(f"\r{n}% Error rate" for n in range(500)).encode()
+    got = list(reader._whole_lines(iter([text[at : at + 700] for at in range(0, len(text), 700)])))
+    assert b"".join(block.data for block in got) == text and len(got) > 3
+    assert all(block.data.endswith(b"\r") for block in got[:-1])
+
+
 def test_hits_of_a_long_line_are_cut_out():
     data = b"a" * 50_000 + b" ValueError: no " + b"b" * 50_000 + b"\n"
     taken = [raw for raw in lines([Block(0, data, True)], search()) if raw.hit]

@@ -130,6 +130,19 @@ def test_a_version_that_the_frames_contradict_is_said():
     assert infer([frame], ["2.13.0"]).conflict == ""
 
 
+@pytest.mark.parametrize(
+    ("stated", "version"),
+    [
+        (["2.11.0", "2.13.0", "2.12.0"], "2.13.0"),  # the one that the frames fit
+        (["2.9.1", "2.10.0"], "2.10.0"),  # else the last one: a package was exchanged
+        (["2.9.1", "2.14"], "2.9.1"),
+    ],
+)
+def test_of_several_stated_versions_the_likeliest_counts(stated, version):
+    frame = Frame(WRAPPER, 1120, "compile_wrapper", "raise RuntimeError(")
+    assert infer([frame], stated).version == version
+
+
 def test_equal_tables_are_named_together():
     frame = Frame(WRAPPER, 1209, "compile_wrapper", "raise RuntimeError(")
     told = infer([frame])
@@ -142,6 +155,9 @@ def test_equal_tables_are_named_together():
         ("torch 2.13.0+cpu, 3 drafters", "2.13.0"), ("torch.__version__ 2.11.0+cu129", "2.11.0"),
         ("PyTorch version: 2.9.1", "2.9.1"), ("torch==2.10.0", "2.10.0"),
         ("'torch': '2.14.1'", "2.14.1"), ("torch 2 steps", None), ("torchvision 0.20", None),
+        ("UserWarning: after Pytorch 2.9 this will be an error", None),
+        ("deprecated since torch 2.12.0, gone in torch 2.16", None),
+        ("Successfully uninstalled torch-2.8.0\nSuccessfully installed torch-2.9.1", "2.9.1"),
     ],
 )  # fmt: skip
 def test_a_stated_version(text, version):
