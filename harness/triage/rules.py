@@ -27,6 +27,7 @@ headless           true: no exception line, frames only
 log, not_log       (all of / none of) somewhere in the log's other lines or messages
 often              the first of `log` was said at least so often
 stacks             one thread of a dump has all of them
+stacks_without     none of them stands in the thread that has all of `stacks`
 stack_ends         one thread of a dump has it as its innermost frame
 twice              one thread of a dump has it at least twice
 beside             another thread of the dump has all of them; `stacks` and `stack_ends` are then
@@ -57,7 +58,7 @@ CONFIDENCES = ("high", "medium", "low")
 _ORDINARY = (Kind.EXCEPTION, Kind.FRAMES)
 _CONDITIONS = {
     "kind", "type", "message", "not_message", "context", "frames", "ends_in", "source", "without",
-    "from_start", "headless", "log", "not_log", "often", "stacks", "stack_ends", "twice", "beside",
+    "from_start", "headless", "log", "not_log", "often", "stacks", "stacks_without", "stack_ends", "twice", "beside",
     "threads", "repeats", "versions", "known", "confidence", "why",
 }  # fmt: skip
 _FIELDS = {
@@ -183,7 +184,7 @@ def _expressions(match: dict[str, Any]) -> Iterable[str]:
     ):
         if key in match:
             yield match[key]
-    for key in ("frames", "without", "log", "not_log", "stacks", "beside"):
+    for key in ("frames", "without", "log", "not_log", "stacks", "stacks_without", "beside"):
         yield from match.get(key, ())
 
 
@@ -278,6 +279,7 @@ def _holds(match: dict[str, Any], group: Group | None, log: Log) -> tuple[Group,
 def _in_stacks(match: dict[str, Any], log: Log) -> Group | None:
     """The dump that has every stack which the match asks for."""
     wanted = [re.compile(text) for text in match.get("stacks", ())]
+    unwanted = match.get("stacks_without", ())
     ends, twice, beside = match.get("stack_ends"), match.get("twice"), match.get("beside")
     for holder in (*log.dumps, *log.failures):
         shown = [
@@ -289,6 +291,7 @@ def _in_stacks(match: dict[str, Any], log: Log) -> Group | None:
             continue
         if wanted and not any(
             all(any(pattern.search(frame) for frame in frames) for pattern in wanted)
+            and not any(re.search(text, frame) for text in unwanted for frame in frames)
             for frames in shown
         ):
             continue
