@@ -302,7 +302,7 @@ class Agent:
         """Rows of the probes that are stuck, and why nothing was audited, if so."""
         if not self._rest or self.recorder is None:
             return [], "torch._dynamo was not imported"
-        if busy := self.recorder.busy():
+        if busy := self.recorder.busy(hooked=self._hooks is not None):
             return [], f"{', '.join(busy)} still compiles or calls compiled code"
         from harness import probes
 

@@ -34,6 +34,7 @@ _EVENTS, _SPANS, _LANES, _INCIDENTS = 4000, 1000, 512, 50
 _DEPTH = 80  # frames of a stack that is kept for later
 _MARK = "_race_incident"
 _OURS = __file__.rsplit("inject/", 1)[0]
+_COMPILER = ("/torch/_dynamo/", "/torch/fx/")
 _LISTENERS = _OURS + "inject/"
 # A program that is asked to end has not failed.
 _ASKED = (KeyboardInterrupt, SystemExit, GeneratorExit)
@@ -405,8 +406,14 @@ class Recorder:
 
     # -- results -------------------------------------------------------------------------------
 
-    def busy(self) -> list[str]:
-        """Threads that are alive and inside a compiled call, a trace or an annotation."""
+    def busy(self, *, hooked: bool) -> list[str]:
+        """Other threads that are alive and inside a compiled call, a trace or an annotation.
+
+        Where no hook is on torch (``hooked`` False) their stacks tell.
+        """
+        if not hooked:
+            frames, me = sys._current_frames(), threading.get_ident()
+            return [self._label(i) for i, f in frames.items() if i != me and _in_the_compiler(f)]
         return [
             lane.label
             for lane in tuple(self._lanes)
@@ -501,6 +508,14 @@ def _end(span: Span) -> float:
     return span.end or 0.0
 
 
+def _in_the_compiler(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if any(part in frame.f_code.co_filename for part in _COMPILER):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _raw_stack(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
     """Code and line of each frame, innermost first: no frame is kept alive, no file is read."""
     raw: list[tuple[CodeType, int]] = []
@@ -518,7 +533,7 @@ def _frames(raw: tuple[tuple[CodeType, int], ...]) -> tuple[Frame, ...]:
             function=code.co_name,
             source=linecache.getline(code.co_filename, line).strip(),
             role=PASSED,
-            central="/torch/_dynamo/" in code.co_filename or "/torch/fx/" in code.co_filename,
+            central=any(part in code.co_filename for part in _COMPILER),
         )
         for code, line in reversed(raw)
     ]

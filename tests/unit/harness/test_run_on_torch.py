@@ -215,6 +215,29 @@ def test_a_program_may_change_settings_and_patch_modules_itself(run):
     assert data == {} and "clean:" in done.stderr
 
 
+@pytest.mark.parametrize("hooks", ["--hooks", "--no-hooks"])
+def test_state_that_a_running_thread_still_holds_is_not_called_stuck(run, hooks):
+    """A daemon thread is inside a trace when the program ends: that is no left-over."""
+    program = """
+    import threading
+    import torch._dynamo
+    from torch.fx import symbolic_trace
+
+    inside = threading.Event()
+
+    def traced(x):
+        inside.set()
+        threading.Event().wait()
+        return x
+
+    threading.Thread(target=symbolic_trace, args=(traced,), name="daemon", daemon=True).start()
+    assert inside.wait(30)
+    """
+    done, data = run(program, options=(hooks,))
+    assert done.returncode == 0 and data == {}, done.stderr
+    assert "not audited: daemon still compiles" in done.stderr
+
+
 @pytest.mark.parametrize("holds_the_lock", [False, True])
 def test_a_hang_inside_a_compile_is_ended_with_all_stacks(run, tmp_path, holds_the_lock):
     """Waiting for ever in Python, and in native code that keeps the interpreter's lock."""
