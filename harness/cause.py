@@ -288,7 +288,7 @@ class Counterfactual:
     def shown(self) -> bool:
         """Whether the overlap is the cause: it always fails, and never without the overlap."""
         others = [count for count in (self.swapped, self.locked) if count is not None]
-        fails = self.as_it_is.failed == self.as_it_is.runs > 0
+        fails = self.as_it_is.failed == self.as_it_is.runs > 0 and self.as_it_is.missed == 0
         return fails and self.met == 0 and all(count.clean for count in others)
 
     def lines(self) -> list[str]:
@@ -417,7 +417,7 @@ def counterfactual(
         swapped,
         _count(locked),
         tuple(entry["text"] for entry in found),
-        sum(exposures(record, kind) for record in locked for kind in ("fx-trace",)),
+        sum(exposures(record, kind) for record in locked for kind in ("fx-trace", "annotation")),
     )
 
 

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 from pathlib import PurePath
-from types import CodeType, FrameType, TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 
@@ -38,7 +38,7 @@ class Lines:
     def __init__(self, points: Iterable[str], arrive: Callable[[str], None]) -> None:
         self._files = tuple(point.rpartition(":")[0] for point in points if is_line_pattern(point))
         self._arrive = arrive
-        self._names: dict[CodeType, str | None] = {}
+        self._names: dict[str, str | None] = {}  # file -> how the points write it, if one does
         self._open = False
         self._before: Any = None
 
@@ -63,21 +63,21 @@ class Lines:
         if not self._open:
             sys.settrace(None)
             return None
-        code = frame.f_code
-        if code not in self._names:
-            self._names[code] = self._name(code)
-        return None if self._names[code] is None else self._on_line
+        file = frame.f_code.co_filename  # not the code: equal code may stand in two files
+        if file not in self._names:
+            self._names[file] = self._name(file)
+        return None if self._names[file] is None else self._on_line
 
     def _on_line(self, frame: FrameType, event: str, argument: object) -> Any:
         if event == "line" and self._open:
-            self._arrive(f"{self._names[frame.f_code]}:{frame.f_lineno}")
+            self._arrive(f"{self._names[frame.f_code.co_filename]}:{frame.f_lineno}")
         return self._on_line
 
-    def _name(self, code: CodeType) -> str | None:
+    def _name(self, file: str) -> str | None:
         """The file as the points write it: by the end of its path."""
-        parts = PurePath(code.co_filename).parts
-        for file in self._files:
-            ends = "/".join(parts[-len(PurePath(file).parts) :])
-            if fnmatchcase(ends, file):
+        parts = PurePath(file).parts
+        for pattern in self._files:
+            ends = "/".join(parts[-len(PurePath(pattern).parts) :])
+            if fnmatchcase(ends, pattern):
                 return ends
         return None

@@ -188,7 +188,7 @@ def _with_calls(
         raise _unresolved(first, f"{first.function} is not written as 'def'")
     ast.increment_lineno(tree, code.co_firstlineno - (2 if indented else 1))
     outer.decorator_list = []
-    lines = dict(enumerate(source.splitlines(), start=code.co_firstlineno))
+    lines = dict(enumerate(source.split("\n"), start=code.co_firstlineno))
     calls: dict[str, Callable[[], None]] = {}
     # Lines first: they are looked up in the tree as it is written.
     for inner, place, call in sorted(rows, key=lambda row: row[1].at != "line"):

@@ -45,7 +45,8 @@ def largest_difference(got: Any, reference: Any) -> float:
             return math.nan
         if got.numel() == 0:
             return 0.0
-        difference = (got.detach().double() - reference.detach().double()).abs()
+        wide = torch.complex128 if got.is_complex() or reference.is_complex() else torch.float64
+        difference = (got.detach().to(wide) - reference.detach().to(wide)).abs()
         same = (got == reference) | (got.isnan() & reference.isnan())
         return float(torch.where(same, torch.zeros_like(difference), difference).max())
     if isinstance(got, Mapping) and isinstance(reference, Mapping):
@@ -57,6 +58,8 @@ def largest_difference(got: Any, reference: Any) -> float:
             return math.nan
         return _worst(largest_difference(g, r) for g, r in zip(got, reference, strict=True))
     if isinstance(got, int | float) and isinstance(reference, int | float):
+        if got == reference or (math.isnan(got) and math.isnan(reference)):
+            return 0.0
         return abs(float(got) - float(reference))
     return 0.0 if got == reference else math.nan
 

@@ -14,7 +14,8 @@
     ...
 
 ``thread-0 trace.body`` means: thread-0 runs until it stands at its first arrival at that point,
-then the thread of the next line runs. Two words are no points: ``end`` (the thread has ended) and
+then the thread of the next line runs. What is not one word is written with ``%20`` for its
+blanks. Two words are no points: ``end`` (the thread has ended) and
 ``blocked`` (it waits in something that the harness does not control). A schedule of n lines has
 n-1 context switches.
 
@@ -30,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, zip_longest
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 HEAD = "schedule v1"
 END, BLOCKED = "end", "blocked"
@@ -53,7 +55,7 @@ class Line:
 
     def __str__(self) -> str:
         count = f" nth={self.nth}" if self.nth != 1 else ""
-        return f"{self.thread} {_quote(self.point)}{count}"
+        return f"{_quote_name(self.thread)} {_quote(self.point)}{count}"
 
     @classmethod
     def parse(cls, text: str) -> Line:
@@ -67,7 +69,7 @@ class Line:
             if match is None:
                 raise ScheduleError(f"schedule line {text!r}: {words[2]!r} is not nth=N")
             nth = int(match[1])
-        return cls(words[0], _unquote(words[1]), nth)
+        return cls(unquote(words[0]), _unquote(words[1]), nth)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,9 @@ class Schedule:
         if self.trace:
             rows.append("trace:")
             for thread, group in groupby(self.trace, key=lambda passed: passed[0]):
-                rows.append(" ".join((f"{thread}:", *_runs(point for _, point in group))))
+                rows.append(
+                    " ".join((f"{_quote_name(thread)}:", *_runs(point for _, point in group)))
+                )
         return "\n".join(rows) + "\n"
 
     def with_facts(self, **facts: str) -> Schedule:
@@ -191,11 +195,16 @@ def _read_slice(row: str) -> Iterable[Passed]:
         repeated = re.fullmatch(r"(.+)\*([1-9]\d{0,6})", word, re.ASCII)
         point, count = (repeated[1], int(repeated[2])) if repeated else (word, 1)
         for _ in range(count):
-            yield match[1], _unquote(point)
+            yield unquote(match[1]), _unquote(point)
 
 
 def _quote(point: str) -> str:
     return point.replace("%", "%25").replace(" ", "%20").replace("*", "%2A")
+
+
+def _quote_name(thread: str) -> str:
+    """A thread's name may hold anything, also what begins a comment or ends a header's name."""
+    return "".join(c if c.isalnum() or c in "-_.()[]/" else quote(c, safe="") for c in thread)
 
 
 def _unquote(point: str) -> str:

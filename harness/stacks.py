@@ -21,12 +21,17 @@ _LIMIT = 20.0  # seconds for py-spy
 
 
 def python_stacks() -> dict[str, list[Mapping[str, Any]]]:
-    """Thread name -> its frames as plain data, outermost first; the calling thread too."""
+    """Thread name -> its frames as plain data, outermost first; the calling thread too.
+
+    A name that several threads have is followed by the thread's number.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return {
-        names.get(ident, f"thread {ident}"): [asdict(frame) for frame in stack_of(top)]
-        for ident, top in sys._current_frames().items()
-    }
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for ident, top in sys._current_frames().items():
+        name = names.get(ident, f"thread {ident}")
+        name = f"{name} ({ident})" if name in found else name
+        found[name] = [asdict(frame) for frame in stack_of(top)]
+    return found
 
 
 def native_stacks() -> str:

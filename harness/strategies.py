@@ -142,15 +142,15 @@ class Follow:
             if why is None:
                 return line.thread
             if why:
-                self._miss(line, why)
+                self._miss(self._next, why)
             self._next += 1
         return stay(choice)
 
     def missed(self) -> str | None:
         if self._missed is None and not self._lenient:
-            for line in self.lines[self._next :]:
-                if line.point not in (END, BLOCKED):
-                    self._miss(line, "it was never reached")
+            for index in range(self._next, len(self.lines)):
+                if self.lines[index].point not in (END, BLOCKED):
+                    self._miss(index, "it was never reached")
                     break
         return self._missed
 
@@ -174,7 +174,7 @@ class Follow:
             return f"{thread} has passed it already"
         return None
 
-    def _miss(self, line: Line, why: str) -> None:
+    def _miss(self, index: int, why: str) -> None:
         if self._missed is None and not self._lenient:
-            number = self.lines.index(line) + 1
-            self._missed = f"line {number} '{line}' of the schedule cannot be followed: {why}"
+            line = f"line {index + 1} '{self.lines[index]}'"
+            self._missed = f"{line} of the schedule cannot be followed: {why}"

@@ -175,9 +175,10 @@ class Watch:
     def _sample(self, probe: probes.Probe) -> None:
         value = probes.read(probe)
         if probes.at_rest(probe, value, self.rest) is False:
+            shown = probes.show(value)  # a repr may run code that comes to a point, and so to us
             with self._lock:
                 self._not_at_rest[probe.name] += 1
-                self._note(_BYSTANDER, f"sees {probe.name}", probes.show(value))
+                self._note(_BYSTANDER, f"sees {probe.name}", shown)
 
     # -- events --------------------------------------------------------------------------------
 

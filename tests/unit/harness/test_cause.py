@@ -236,6 +236,7 @@ def test_it_is_shown_only_if_it_always_fails_and_never_without_the_overlap() -> 
     assert Counterfactual(always, never, never).shown
     assert Counterfactual(always, None, never).shown
     assert not Counterfactual(Count(5, 4), never, never).shown
+    assert not Counterfactual(Count(5, 5, missed=1), never, never).shown
     assert not Counterfactual(always, Count(5, 1), never).shown
     assert not Counterfactual(always, never, Count(5, 1)).shown
     assert not Counterfactual(always, Count(5, 0, missed=1), never).shown

@@ -6,6 +6,7 @@ import hashlib
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from harness.control import Control, from_spec
 from harness.crew import Crew, Member, Outcome
 from harness.linewise import Lines
 from harness.points import Event
-from harness.replay import Schedule
+from harness.replay import Line, Schedule
 from harness.strategies import Choice, Follow, Preemptions, Priorities, Strategy
 
 POINTS = ("p", "q", "lock.wait")
@@ -266,6 +267,14 @@ def test_a_schedule_that_cannot_be_followed_is_missed_and_the_line_named(text, w
     assert missed is not None and why in missed and "of the schedule cannot be followed" in missed
 
 
+def test_of_two_equal_lines_the_one_is_named_that_cannot_be_followed() -> None:
+    follow = Follow([Line("a", "p"), Line("b", "p"), Line("a", "p")])
+    follow.choose(Choice(0, None, ("a", "b"), {"a": ("p", 1), "b": ("its start", 1)}))
+    standing, counts = {"a": ("q", 1), "b": ("p", 1)}, {("a", "p"): 1, ("b", "p"): 1}
+    follow.choose(Choice(1, "b", ("a", "b"), standing, counts))
+    assert str(follow.missed()).startswith("line 3 'a p' of the schedule cannot be followed")
+
+
 def test_a_lenient_replay_leaves_such_lines_out() -> None:
     schedule = Schedule.parse("schedule v1\nt-0 p nth=7\nt-1 p\nt-0 end\n")
     control = controlled(Follow(schedule.lines, lenient=True))
@@ -344,6 +353,24 @@ def test_lines_of_the_chosen_file_are_points_and_no_others() -> None:
     mine = [point for thread, point in trace if thread == "t-0"]
     assert mine == [*(f"subject.py:{first + n}" for n in (2, 3, 5)), "end"]
     assert lines(control)[1] == "t-1 end"
+
+
+def test_equal_code_in_another_file_is_none_of_the_chosen_lines(tmp_path: Path) -> None:
+    functions = []
+    for name in ("chosen.py", "another.py"):
+        module: dict[str, Callable[[], None]] = {}
+        exec(compile("def f():\n    pass\n", str(tmp_path / name), "exec"), module)
+        functions.append(module["f"])
+    chosen, another = functions
+    assert chosen.__code__ == another.__code__, "control"
+    for order in ([chosen, another], [another, chosen]):
+        seen: list[str] = []
+        with Lines(("chosen.py:*",), seen.append):
+            for function in order:
+                thread = threading.Thread(target=function)
+                thread.start()
+                thread.join()
+        assert seen == ["chosen.py:2"]
 
 
 def test_without_a_pattern_no_trace_function_is_set() -> None:

@@ -612,6 +612,23 @@ def _wait_until(condition: Callable[[], object]) -> None:
     raise AssertionError("it did not happen in ten seconds")
 
 
+def test_a_value_whose_repr_comes_to_a_point_does_not_stop_the_bystander() -> None:
+    watch = quiet()
+
+    class Speaking:
+        def __repr__(self) -> str:
+            watch.on_event(Event("call.enter", "bystander"))
+            return "spoken"
+
+    probe = Probe("speaking", "-", Speaking, probes.PROCESS, "-", rest=None)
+    watch.rest["speaking"] = None
+    thread = threading.Thread(target=watch._sample, args=(probe,), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert watch.timeline[-1]["detail"] == "spoken"
+
+
 def test_the_bystander_sees_a_state_that_is_up_and_none_that_is_not() -> None:
     watch = Watch(interval=0.005)
     fx_traceback.current_meta["stack_trace"] = "left behind"

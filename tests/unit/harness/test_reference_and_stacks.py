@@ -27,7 +27,11 @@ NAN = math.nan
         (torch.tensor([NAN]), torch.tensor([NAN]), 0.0),
         (torch.ones(0), torch.ones(0), 0.0),
         ({"a": [1.0, torch.ones(1)]}, {"a": [1.0, torch.zeros(1)]}, 1.0),
+        (torch.tensor([1 + 1j]), torch.tensor([1 + 3j]), 2.0),
+        (torch.tensor([1 + 1j]), torch.tensor([1.0]), 1.0),
         ((1, 2.5), (1, 2.0), 0.5),
+        (NAN, NAN, 0.0),
+        (-math.inf, -math.inf, 0.0),
         (None, None, 0.0),
         ("sum", "sum", 0.0),
     ],
@@ -47,6 +51,7 @@ def test_the_largest_difference_is_found_however_deep(
         ({"a": 1}, {"b": 1}),
         ([1, 2], [1]),
         ([5.0, NAN, 7.0], [0.0, 1.0, 0.0]),
+        (1.0, NAN),
         (None, torch.ones(1)),
         ("sum", "mean"),
     ],
@@ -95,6 +100,20 @@ def test_every_thread_has_its_stack_under_its_name() -> None:
     assert found["MainThread"][-1]["function"] == "python_stacks" or "test_every" in str(
         found["MainThread"]
     )
+
+
+def test_two_threads_of_one_name_have_a_stack_each() -> None:
+    go_on = threading.Event()
+    threads = [threading.Thread(target=go_on.wait, args=(20,), name="twin") for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        found = stacks.python_stacks()
+    finally:
+        go_on.set()
+    numbers = [name.partition(" ")[2] for name in found if name.startswith("twin")]
+    assert len(numbers) == 2 and "" in numbers
+    assert max(numbers) in [f"({thread.ident})" for thread in threads]
 
 
 def _program(folder: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.replay import HEAD, Line, Schedule, ScheduleError, merged, parting
 
-THREADS = st.sampled_from(["a", "thread-1", "tracer"])
+THREADS = st.sampled_from(["a", "thread-1", "tracer", "data loader", "#1", "torch:", "100%20", "%"])
 POINTS = st.sampled_from(
     ["trace.body", "end", "m:f@line:/x = 1 % 2/", "torch/fx/node.py:12", "a*2", "%20"]
 )
