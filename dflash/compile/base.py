@@ -165,9 +165,9 @@ class CompileGuard:
                 name.
             backend: dynamo backend by name, or a callable.
             dynamic: as in ``torch.compile``.
-            fullgraph: as in ``torch.compile``. Torch counts the frames of such a call for the
-                whole process, which no guard but ``lock`` repairs: beside other threads a call
-                may raise a false "found no compiled frames".
+            fullgraph: as in ``torch.compile``. Before 2.15 torch counts the frames of such a
+                call for the whole process, which no guard but ``lock`` repairs: beside other
+                threads a call may raise a false "found no compiled frames".
         """
         label = label or str(getattr(function, "__name__", type(function).__name__))
         options: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph}

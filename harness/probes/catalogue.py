@@ -28,7 +28,7 @@ from harness.probes.readers import as_is, copied, installed, size
 
 _MODULE_STATE = "pytorch#112775, #187589"
 _MODE = "another thread's mode: dynamo skipped the frame for ever; by the thread's stack since 2.13"
-_REGION = "pytorch#196637"
+_REGION = "pytorch#196637; per thread on 2.15.0"
 
 
 def _row(

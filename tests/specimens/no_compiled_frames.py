@@ -21,7 +21,7 @@ SPECIMEN = Specimen(
         ),
         "2.15": Shows(),
     },
-    absent={"2.15": "REASON"},
+    absent={"2.15": "the flag is per thread"},
     schedule=(
         "thread-0 torch.utils._config_module:"
         "ConfigModule._make_closure_patcher.change.revert@entry",

@@ -13,7 +13,7 @@ SPECIMEN = Specimen(
     state="region-id",
     symptom="warm functions compile again: the process stays in somebody's region",
     expect={"2.13": Shows("sticky state", stuck=("region-id",)), "2.15": Shows()},
-    absent={"2.15": "REASON"},
+    absent={"2.15": "the flag is per thread"},
     schedule=("thread-0 call.checked", "thread-1 call.checked", "thread-0 end", "thread-1 end"),
     points=("call.checked",),
 )

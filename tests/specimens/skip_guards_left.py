@@ -10,7 +10,7 @@ SPECIMEN = Specimen(
     state="skip-guards",
     symptom="skip_guard_eval_unsafe stays set when everybody has left it",
     expect={"2.9": Shows("sticky state", stuck=("skip-guards",)), "2.15": Shows()},
-    absent={"2.15": "REASON"},
+    absent={"2.15": "the flag is per thread"},
     schedule=("thread-0 call.checked", "thread-1 call.checked", "thread-0 end", "thread-1 end"),
     points=("call.checked",),
     guarded={"2.9": Shows("sticky state", stuck=("skip-guards",)), "2.15": Shows()},

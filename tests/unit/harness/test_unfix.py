@@ -139,7 +139,7 @@ def trees_of_a_new_thread() -> Any:
     return _in_another_thread(lambda: len(trees.get_obj(trees.local, "tree_manager_containers")))
 
 
-def backward_text() -> Any:
+def backward_text(out: bool) -> list[str]:
     """pytorch#185372: the generated backward enters its caller's context, or a copy of it."""
     from torch._functorch._aot_autograd import codegen
 
@@ -150,7 +150,9 @@ def backward_text() -> Any:
         texts.append(source)
         return compile_text(source, *rest, **more)
 
-    codegen._compile_and_exec_source = keep
+    codegen._compile_and_exec_source = keep  # first, so that it sees what the unfix hands on
+    if out:
+        unfix(["backward-context"], required=True)
     x = torch.ones(2, requires_grad=True)
     torch.compile(lambda x: x.sin().sum(), backend="aot_eager")(x).backward()
     return [word for text in texts for word in text.split() if "_cc" in word and "run" in word]
@@ -257,9 +259,7 @@ def test_a_repair_that_is_not_there_is_refused_when_it_is_required(
 
 def context_of_backward(*, out: bool) -> list[str]:
     """Runs in its own process."""
-    if out:
-        unfix(["backward-context"], required=True)
-    return backward_text()
+    return backward_text(out)
 
 
 @pytest.mark.skipif(not _copies_backward_context(), reason="repaired since torch 2.14")

@@ -1,10 +1,11 @@
 """Somebody's training program: three threads share one compiled flex_attention.
 
-usage: python drafters.py STEPS [--forward-only] [--uncaught]
+usage: python drafters.py STEPS [--forward-only] [--together] [--uncaught]
 
-It knows nothing of the harness. Thread i starts when thread i-1 has done two steps, every fourth
-step brings a new length, so that one thread recompiles while the others are warm. Like many
-programs it keeps a thread's exception and tells it at the end; with --uncaught it lets it pass.
+It knows nothing of the harness. Thread i starts when thread i-1 has done two steps (with
+--together all start at once), every fourth step brings a new length, so that one thread recompiles
+while the others are warm. Like many programs it keeps a thread's exception and tells it at the
+end; with --uncaught it lets it pass.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ import torch.nn.attention.flex_attention as flex
 
 flex._validate_device = lambda *_: None  # lets flex_attention have gradients on a CPU
 torch.set_num_threads(1)
+if hasattr(torch._C, "_ensureCUDADeviceGuardSet") and not torch.cuda.is_available():
+    # Up to 2.12 a CUDA build without a GPU crashes in the second thread that traces.
+    torch._C._ensureCUDADeviceGuardSet = lambda: None
 
 STEPS = int(sys.argv[1])
 GRADIENTS = "--forward-only" not in sys.argv
@@ -55,7 +59,8 @@ def drafter(index: int) -> None:
         warm[index + 1].set()
 
 
-warm[0].set()
+for event in warm if "--together" in sys.argv else warm[:1]:
+    event.set()
 threads = [threading.Thread(target=drafter, args=(i,), name=f"drafter-{i}") for i in range(3)]
 for thread in threads:
     thread.start()
