@@ -108,6 +108,10 @@ def resume(folder: RunFolder, overrides: Overrides = None) -> None:
         _train(load_recipe(folder / RECIPE_FILE, overrides or ()), folder, resume=True)
 
 
+def _warn(line: str) -> None:
+    typer.echo(f"warning: {line}", err=True)
+
+
 def _train(recipe: Any, folder: Path, *, resume: bool) -> None:
     from dflash.finish import export_run
     from dflash.report import draw_curves
@@ -117,7 +121,7 @@ def _train(recipe: Any, folder: Path, *, resume: bool) -> None:
     if result.signal is not None:
         typer.echo(f"ended by signal {result.signal} after step {result.step}; checkpoint saved")
         raise typer.Exit(128 + result.signal)
-    exported = export_run(folder)
+    exported = export_run(folder, say=_warn)
     plot = draw_curves(folder)
     typer.echo(f"done: step {result.step}; drafter in {exported}; curves in {plot}")
 
@@ -193,7 +197,7 @@ def export(
     with _errors():
         from dflash.finish import export_run
 
-        typer.echo(f"drafter in {export_run(folder, output)}")
+        typer.echo(f"drafter in {export_run(folder, output, say=_warn)}")
 
 
 @app.command()

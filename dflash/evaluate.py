@@ -98,7 +98,10 @@ class EvalReport:
             f"  {c:3d}  {count / total:6.1%}  {'#' * round(40 * count / total)}".rstrip()
             for c, count in enumerate(s.committed, start=1)
         ]
-        rates = "  ".join(f"{k}:{rate:.1%}" for k, rate in enumerate(s.slot_rates, start=1))
+        rates = "  ".join(
+            f"{k}:{'-' if math.isnan(rate) else f'{rate:.1%}'}"
+            for k, rate in enumerate(s.slot_rates, start=1)
+        )
         lines.append(f"accepted up to slot  {rates}")
         if self.identical is not None:
             lines.append(f"identical to plain greedy: {self.identical} of {s.prompts} prompts")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,14 +17,36 @@ from dflash.target.load import load_targets
 from dflash.train import RECIPE_FILE
 
 
-def export_run(folder: str | Path, output: str | Path | None = None) -> Path:
-    """Exports the best checkpoint of a run, else the newest, in the published format."""
-    folder = Path(folder)
+def _chosen(
+    folder: Path, say: Callable[[str], object]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     store = CheckpointStore(folder / "checkpoints")
-    path = store.best() or store.latest_good()
+    if best := store.best():
+        try:
+            return store.load(best)
+        except CheckpointError as error:
+            say(f"{error}; it was the best, the newest is taken")
+    path = store.latest_good(say)
     if path is None:
         raise CheckpointError(f"{folder}: has no checkpoint to export")
-    tensors, state = store.load(path)
+    return store.load(path)
+
+
+def export_run(
+    folder: str | Path,
+    output: str | Path | None = None,
+    *,
+    say: Callable[[str], object] = warnings.warn,
+) -> Path:
+    """Exports the best checkpoint of a run, else the newest intact one, in the published format.
+
+    say: gets one line for each checkpoint that is damaged and passed over.
+
+    Raises:
+        CheckpointError, ExportError, TargetError, RecipeError: one line.
+    """
+    folder = Path(folder)
+    tensors, state = _chosen(folder, say)
     recipe = load_recipe(folder / RECIPE_FILE)
     target = load_targets(recipe.target, [torch.device("cpu")])
     drafter = Drafter(DrafterConfig.model_validate(state["drafter"]))

@@ -224,8 +224,7 @@ class _Run:
         """Goes on from the newest intact checkpoint; lines about what is not as it was."""
         notes: list[str] = []
         path = self.store.latest_good(notes.append)
-        if path is None:
-            raise CheckpointError(f"{self.store.folder}: there is no checkpoint to resume from")
+        assert path is not None  # or it would not have come here
         tensors, state = self.store.load(path)
         if state.get("packets_per_step") != self.pipeline.packets_per_step:
             raise CheckpointError(
@@ -234,6 +233,11 @@ class _Run:
             )
         if state.get("drafter") != self.pipeline.config.model_dump(mode="json"):
             raise CheckpointError(f"{path}: is of a drafter of another shape than this recipe's")
+        if int(state["step"]) > self.pipeline.steps:
+            raise CheckpointError(
+                f"{path}: is beyond the {self.pipeline.steps} steps of this recipe: set run.steps "
+                f"to at least {state['step']}"
+            )
         is_weight = {name: name.startswith("drafter.") for name in tensors}
         weights = {n.removeprefix("drafter."): t for n, t in tensors.items() if is_weight[n]}
         for learner in self.pipeline.learners:
@@ -470,6 +474,10 @@ def _signals(on_signal: Callable[[int], None]) -> Iterator[None]:
 def _claim_folder(folder: Path, recipe: Recipe, resume: bool, store: CheckpointStore) -> None:
     if resume and not folder.is_dir():
         raise RecipeError(f"{folder}: there is no such run to resume")
+    if resume and store.latest() is None:  # known before a target is loaded and a text is written
+        raise CheckpointError(
+            f"{store.folder}: there is no checkpoint to resume from; start anew with 'dflash train'"
+        )
     if not resume and store.latest() is not None:
         raise RecipeError(
             f"{folder}: holds a run already; use 'dflash resume {folder}' or another folder"

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+COLDEST = 1e-30  # 0 / T would be no number where T is 0 in fp32
+
 
 class Rule(Protocol):
     """Drafting and verifying of one block with s proposed tokens."""
@@ -96,10 +98,16 @@ class Rejection:
 RULES: dict[str, Rule] = {"match": Match(), "rejection": Rejection()}
 
 
-def probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """softmax(logits / T) over the last dimension, in fp32 or wider; T > 0."""
+def probabilities(logits: Tensor, temperature: float | Tensor) -> Tensor:
+    """softmax(logits / T) over the last dimension, in fp32 or wider; T > 0.
+
+    temperature: one, or one for each row, [..., 1]. Below `COLDEST` it is that.
+    """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return torch.softmax(wide / temperature, dim=-1)
+    wide = wide - wide.amax(dim=-1, keepdim=True)  # first: else a T near 0 makes infinities
+    if isinstance(temperature, Tensor):
+        return torch.softmax(wide / temperature.clamp_min(COLDEST), dim=-1)
+    return torch.softmax(wide / max(temperature, COLDEST), dim=-1)
 
 
 def longest_match(drafts: Tensor, own: Tensor) -> tuple[int, int]:

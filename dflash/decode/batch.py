@@ -79,7 +79,5 @@ def _next(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> T
     if not bool((temperatures > 0).any()):
         return greedy
     warm = torch.where(temperatures > 0, temperatures, torch.ones_like(temperatures))
-    drawn = torch.multinomial(probabilities(logits / warm[:, None], 1.0), 1, generator=generator)[
-        :, 0
-    ]
+    drawn = torch.multinomial(probabilities(logits, warm[:, None]), 1, generator=generator)[:, 0]
     return torch.where(temperatures > 0, drawn, greedy)

@@ -133,24 +133,28 @@ def test_n_plus_m_steps_equal_n_save_resume_m(size, make_recipe_of, tmp_path):
 def test_a_refused_resume_leaves_the_run_as_it_was(size, make_recipe_of, tmp_path):
     """A recipe that the checkpoint does not fit is refused, and the run's own recipe stays."""
     few = {"targets": [size.targets[0]], "drafters": [size.drafters[0]]}
-    recipe = make_recipe_of(size, schedule=few, run={"steps": 1})
+    recipe = make_recipe_of(size, schedule=few, run={"steps": 2})
     run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from; start anew"):
+        train(recipe, run, resume=True)
     train(recipe, run)
     before = (run / "recipe.yaml").read_bytes()
     for name, changed in {
         "keep drafters x accumulation equal": {"optimizer": {"accumulation": 2}},
         "keep optimizer.name": {"optimizer": {"name": "muon"}},
         "a drafter of another shape": {"drafter": {"num_hidden_layers": 1}},
+        "beyond the 1 steps": {"run": {"steps": 1}},
     }.items():
-        other = make_recipe_of(size, schedule=few, run={"steps": 2}, **changed)
+        other = make_recipe_of(size, schedule=few, **{"run": {"steps": 3}, **changed})
         with pytest.raises(CheckpointError, match=name):
             train(other, run, resume=True)
         assert (run / "recipe.yaml").read_bytes() == before
     out = io.StringIO()
     longer = make_recipe_of(
-        size, schedule=few, run={"steps": 2}, data={"row_length": 256}
+        size, schedule=few, run={"steps": 3}, data={"row_length": 256}
     )  # fewer rows: another data position
-    assert train(longer, run, resume=True, console=Console(file=out)).step == 2
+    assert train(longer, run, resume=True, console=Console(file=out)).step == 3
     assert "note: the data made" in out.getvalue()
     assert load_recipe(run / "recipe.yaml") == longer
 
@@ -179,6 +183,13 @@ def test_the_best_checkpoint_is_one_that_was_measured(size, make_recipe_of, tmp_
     assert store.steps() == [3, 4]
     assert store.best() == store.path(4)
     assert store.load(store.path(3))[1]["held_out_step"] == 2
+
+    (store.path(4) / "tensors.safetensors").write_bytes(b"gone")
+    said = []
+    exported = export_run(tmp_path / "run", say=said.append)
+    assert any("step-000004: damaged" in line and "was the best" in line for line in said)
+    card = (exported / "README.md").read_text()
+    assert "| optimizer steps | 3 |" in card and "of step 2" in card, "another step's weights"
 
 
 @pytest.mark.usefixtures("quiet")

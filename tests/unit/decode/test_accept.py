@@ -7,7 +7,7 @@ import torch
 from tiny_models import make_drafter, make_target
 
 from dflash.decode import RULES, plain_decode, speculative_decode
-from dflash.decode.accept import accept_rejection, longest_match
+from dflash.decode.accept import accept_rejection, longest_match, probabilities
 
 # Upper 0.1 % points of chi-square; the seeds are fixed, so a pass stays a pass.
 CRITICAL = {2: 13.8, 26: 54.1}
@@ -143,3 +143,12 @@ def test_one_seed_gives_one_text(tiny, rule):
         for _ in range(2)
     ]  # fmt: skip
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 1e-300])
+def test_a_temperature_next_to_zero_is_greedy_and_not_a_number_is_nowhere(temperature):
+    logits = torch.tensor([[30.0, 60.0, -5.0], [0.0, 1.0, 1.0]])
+    expected = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.5, 0.5]])
+    assert torch.equal(probabilities(logits, temperature), expected)
+    each = torch.full((2, 1), temperature)
+    assert torch.equal(probabilities(logits, each), expected)
