@@ -104,8 +104,6 @@ def xray(
                 only=stage or (),
                 progress=lambda name: status.update(f"x-ray: {name}"),
             )
-        if html is not None:
-            table.write_html(found, html)
     except (ValueError, OSError, module.IsolationError) as error:
         raise _bad_input(str(error)) from error
     console = Console()
@@ -114,6 +112,11 @@ def xray(
     else:
         text = table.render(found, width=max(72, console.width), color=console.is_terminal)
         typer.echo(text, nl=False)
+    if html is not None:
+        try:
+            table.write_html(found, html)
+        except OSError as error:
+            raise _bad_input(f"--html {html} cannot be written: {error}") from error
     if table.findings(found):
         raise typer.Exit(1)
 
@@ -337,8 +340,19 @@ def triage(
 
 
 def main() -> None:
-    """Entry point; a wrong option ends with one line and exit code 2."""
+    """Entry point; a wrong command line too ends with one line and exit code 2."""
     try:
-        app(prog_name="harness")
+        code = app(prog_name="harness", standalone_mode=False)
     except KeyboardInterrupt:
-        sys.exit(130)
+        code = 130
+    except typer.Abort:
+        code = 1
+    except Exception as error:
+        # The class of a wrong command line is another one from version to version of typer.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        if said := message():  # nothing: the help has been shown in its place
+            typer.echo(f"error: {said.rstrip('.')}; see 'harness --help'", err=True)
+        code = BAD_INPUT
+    sys.exit(code)

@@ -89,7 +89,7 @@ def write_html(found: XRay, path: Path) -> None:
         stays={"sign": STAYS[0], "what": STAYS[1]},
     )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page)
+    path.write_text(page, encoding="utf-8")
 
 
 def _sign(cell: Cell) -> str:

@@ -235,6 +235,18 @@ def test_the_command_says_by_its_exit_code_whether_something_stays(
     assert (tmp_path / "x.html").exists()
 
 
+def test_a_page_that_cannot_be_written_does_not_take_the_table_along(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setattr(module, "xray", lambda **_: made())
+    path = str(tmp_path / "file" / "x.html")
+    result = CliRunner().invoke(app, ["xray", "--json", "--html", path])
+    assert result.exit_code == 2
+    assert json.loads(result.stdout)["leaks"] == {"fx-patcher": ["joint"]}
+    assert f"error: --html {path} cannot be written" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
