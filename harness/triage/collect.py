@@ -19,7 +19,7 @@ from harness.triage.lines import Line, parse_line
 from harness.triage.native import Native, signal_of
 from harness.triage.records import expand
 from harness.triage.scan import Raw
-from harness.triage.tracebacks import Tracebacks
+from harness.triage.tracebacks import HEADER, Tracebacks
 from harness.triage.words import free_exception, reported, says_failed
 
 STREAMS = 256  # more ranks and threads than that share one
@@ -262,6 +262,8 @@ class Collector:
         taken, events = stream.tracebacks.feed(line, context)
         self._keep_all(events)
         if taken:
+            if HEADER in line.text:  # the line before is about this traceback, not the next
+                stream.before = self._before = None
             return True
         taken, events = stream.native.feed(line, raw.hit)
         if any(event.kind is Kind.KILLED for event in events):

@@ -18,6 +18,7 @@ from harness.triage.roles import TorchVersion
 from harness.triage.source import Act
 from harness.triage.structured import Trace
 from harness.triage.telling import expression
+from harness.triage.words import passed_over
 
 SCHEMA = 1
 UNKNOWN_ID = "unknown"
@@ -134,6 +135,7 @@ def diagnose(
     failed = [group for group in groups if group.event.kind in FAILURES]
     for group in failed:  # what a program dealt with is followed by more of the program
         went_on = collector.went_on.get(group.last.name, -1) > group.last.offset
+        went_on = went_on or passed_over(group.event.context)
         group.event.handled = group.event.handled and went_on
     failures = _in_order([group for group in failed if not group.event.handled])
     told = [group for group in failures if group.event.kind is not Kind.ERROR]

@@ -31,6 +31,7 @@ _OOM_KILLER = re.compile(
     r"|Detected \d+ oom[_-]kill event|Memory cgroup out of memory: Killed process (\d+)"
     r"|OOMKilled)"
 )
+_SLURM = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT ")
 _SHELL = re.compile(
     r"(?:^|: |\s)(Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Terminated"
     r"|Floating point exception)(?: +\(core dumped\))?(?:\s|$)"
@@ -138,6 +139,11 @@ class Native:
         if found:
             event = self._event(line, Kind.KILLED, "SIGKILL", text[:300])
             event.details = {"by": "the kernel's out-of-memory killer", "signal": "SIGKILL"}
+            yield event
+            return
+        if _SLURM.search(text):
+            event = self._event(line, Kind.KILLED, "SIGTERM", text[:300])
+            event.details = {"by": "Slurm", "signal": "SIGTERM"}
             yield event
             return
         found = _EXIT.search(text)

@@ -30,8 +30,8 @@ _NATIVE = (
     "terminate called", "what():", "frame #", "Watchdog", "watchdog", "CUDA error", "ut of memory",
     "oom-kill", "oom_kill", "OOMKilled", "oom_reaper", "Killed", "Segmentation fault", "Bus error",
     "Aborted", "Terminated", "Illegal instruction", "core dumped", "SIGKILL", "SIGTERM", "SIGSEGV",
-    "SIGABRT", "SIGBUS", "by signal", "exitcode", "Root Cause (first", "Assertion `",
-    "device-side assert",
+    "SIGABRT", "SIGBUS", "by signal", "CANCELLED AT", "exitcode", "Root Cause (first",
+    "Assertion `", "device-side assert",
 )  # fmt: skip
 BASE = (*_FRAMES, *_DUMPS, *_EXCEPTIONS, *_NATIVE)
 

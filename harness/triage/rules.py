@@ -58,8 +58,8 @@ CONFIDENCES = ("high", "medium", "low")
 _ORDINARY = (Kind.EXCEPTION, Kind.FRAMES)
 _CONDITIONS = {
     "kind", "type", "message", "not_message", "context", "frames", "ends_in", "source", "without",
-    "from_start", "headless", "log", "not_log", "often", "stacks", "stacks_without", "stack_ends", "twice", "beside",
-    "threads", "repeats", "versions", "known", "confidence", "why",
+    "from_start", "headless", "log", "not_log", "often", "stacks", "stacks_without", "stack_ends",
+    "twice", "beside", "threads", "repeats", "versions", "known", "confidence", "why",
 }  # fmt: skip
 _FIELDS = {
     "id", "title", "state", "why", "versions", "fix", "workarounds", "guard", "references", "next",

@@ -59,11 +59,14 @@ _KNOWN_ENDS = (
 _IN_THREAD = re.compile(r"Exception in thread ([^\n:(]{1,120}(?:\([^)\n]{1,80}\))?):")
 _MEMBER = re.compile(r"^ *(?:\| *)*\+(?:-\+)?-+ \d+ -+")
 _GROUP = "ExceptionGroup"
-_USER_CODE = "from user code"
+# What stands behind these is no traceback of its own: dynamo's, and that of logging's own errors.
+_USER_CODE = ("from user code", "Call stack:")
+_LOGGING_ENDS = "Arguments: "
 # How the messages of torch go on; others only when indented, or announced by a colon.
 _CONTINUATIONS = (
-    "  ", _USER_CODE, "Set TORCH", "You can suppress", "To ", "CUDA kernel errors", "For debugging",
-    "Compile with", "Device-side", "Exception raised from", "While executing", "Original traceback",
+    "  ", *_USER_CODE, "Set TORCH", "You can suppress", "To ", "CUDA kernel errors",
+    "For debugging", "Compile with", "Device-side", "Exception raised from",
+    "While executing", "Original traceback",
 )  # fmt: skip
 
 
@@ -90,6 +93,7 @@ class _Open:
     places: list[Place] = field(default_factory=list)
     cause: Event | None = None
     last_line: int = 0
+    logged: bool = False  # by a logger, as something less than an error
     cut: bool = False  # frames were left out in its middle
     inner: bool = False  # "Original Traceback" in the message of another one
 
@@ -197,7 +201,7 @@ class Tracebacks:
         opened = _Open(
             line.place(self.name), True, line.thread, line.rank, line.time,
             level=line.level, compile_id=line.compile_id, cause=self._link,
-            last_line=self._lines, inner=inner,
+            last_line=self._lines, inner=inner, logged=line.level in ("DEBUG", "WARNING"),
         )  # fmt: skip
         self._link = None
         before = body.partition("Traceback (most")[0].strip()
@@ -351,7 +355,7 @@ class Tracebacks:
             time=opened.time,
             context=opened.context[:300],
             whole=opened.header and not opened.cut,
-            handled=handled(opened.context, opened.level),
+            handled=opened.logged or handled(opened.context, opened.level),
             compile_id=opened.compile_id or line.compile_id,
         )
         if opened.cut:
@@ -384,6 +388,9 @@ class Tracebacks:
             return False
         if body.startswith(_USER_CODE):
             closed.user_code = True
+        if closed.user_code and body.startswith(_LOGGING_ENDS):
+            closed.lines = MESSAGE_LINES
+            return True
         more = body.startswith(_CONTINUATIONS) or announced or closed.user_code
         if not more or (closed.blank and body.startswith("  ") and not announced):
             # Anything else is the next output of the program.
@@ -410,7 +417,7 @@ class Tracebacks:
             "rank": opened.rank,
             "time": opened.time,
             "context": opened.context[:300],
-            "handled": handled(opened.context, opened.level),
+            "handled": opened.logged or handled(opened.context, opened.level),
         }
         if opened.header:
             return [Event(Kind.FRAMES, opened.place, frames=frames, causes=causes, **common)]  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ _HANDLED = re.compile(
     r"|skipped|skipping|handled|recovered|expected|non-fatal)\b",
     re.I,
 )
+_PASSED_OVER = ("Exception ignored in", "--- Logging error ---")
 _RETRIED = re.compile(r"\b(?:retry|retrying|will retry|falling back)\b", re.I)
 _FAILED = re.compile(r"fail|error|exception|could not|cannot|unable|caught|invalid|refused", re.I)
 _SURVIVED_LEVELS = {"DEBUG", "INFO", "WARNING", "NOTICE", "TRACE"}
@@ -100,11 +101,24 @@ def handled(context: str, level: str | None) -> bool:
     The line before a crash is mostly the last one that the program wrote about something else, so
     a low level alone says nothing.
     """
+    if passed_over(context):
+        return True
     if level in ("ERROR", "CRITICAL"):
         return bool(_RETRIED.search(context))
     if _HANDLED.search(context):
         return True
     return level in _SURVIVED_LEVELS and level != "INFO" and bool(_FAILED.search(context))
+
+
+def passed_over(context: str) -> bool:
+    """Whether Python itself says that nothing came of it, be it the last word of the program."""
+    return context.startswith(_PASSED_OVER)
+
+
+def of_others(text: str) -> str:
+    """What stands before a text that only passes through (a prompt, a pattern); "" if none does."""
+    found = _OF_OTHERS.search(text)
+    return text[: found.start()] or " " if found else ""
 
 
 def reported(text: str) -> str:
@@ -115,9 +129,7 @@ def reported(text: str) -> str:
     """
     if _CITED.match(text):
         return ""
-    of_others = _OF_OTHERS.search(text)
-    if of_others:
-        text = text[: of_others.start()]
+    text = of_others(text) or text
     text = _CODE_SPAN.sub("", text)
     for found in _CLASS_END.finditer(text):
         before = text[: found.start()].rstrip(_CLASS_LETTERS)

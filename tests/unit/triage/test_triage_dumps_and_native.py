@@ -220,3 +220,10 @@ def test_each_rank_s_crash_is_told_again_by_the_launcher():
     for code, rank, deaths in ((-11, 0, 2), (-11, 1, 2), (-11, 3, 3), (-9, 0, 3)):
         failures = triage_text(ranks + line.format(code, rank)).failures
         assert sum(group.count for group in failures) == deaths
+
+
+def test_a_job_that_slurm_cancels_was_killed():
+    text = "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-01-01T10:00:00 DUE TO {} ***\n"
+    for why in ("TIME LIMIT", "PREEMPTION"):
+        diagnosis = triage_text("step 1\n" + text.format(why))
+        assert diagnosis.causes[0].id == "rank-killed" and diagnosis.exit_code == 1

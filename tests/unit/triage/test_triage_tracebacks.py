@@ -303,3 +303,56 @@ def test_a_failure_as_pytest_reports_it(text, type_):
 @pytest.mark.parametrize("text", ["FAILED to load plugin x, using y\n", "t/x.py:14: in call\n"])
 def test_lines_that_only_look_like_pytest_s(text):
     assert triage_text(text).exit_code == 0
+
+
+BELOW = 'Traceback (most recent call last):\n  File "/opt/a.py", line 3, in f\n    g()\n'
+QUOTED = (BELOW + "KeyError: 1").replace("\n", "\\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"done\nException ignored in: <function A.__del__ at 0x7f>\n{BELOW}ImportError: no\n",
+        f"--- Logging error ---\n{BELOW}TypeError: not all arguments converted\nCall stack:\n"
+        "  File \"/opt/a.py\", line 30, in <module>\n    main()\nMessage: 'x'\nArguments: (1,)\n",
+        "".join(  # what TORCH_LOGS=graph_breaks writes
+            "V0401 07:11:00.000000 40 torch/_dynamo/symbolic_convert.py:529] [0/0]"
+            f" [__graph_breaks] {line}\n"
+            for line in f"Reason: print\n{BELOW}torch._dynamo.exc.Unsupported: print".split("\n")
+        )
+        + "step 2\n",
+        f"INFO request 1: prompt: 'why? {QUOTED}', n=1\nstep 2\n",
+    ],
+)
+def test_a_traceback_of_which_nothing_came_is_no_failure(text):
+    assert triage_text(text).exit_code == 0
+
+
+def test_what_follows_a_logging_error_is_read():
+    text = (
+        f"--- Logging error ---\n{BELOW}TypeError: no\nCall stack:\n"
+        "  File \"/opt/a.py\", line 30, in <module>\n    main()\nMessage: 'x'\nArguments: (1,)\n"
+    )
+    (group,) = triage_text(text + BELOW + "KeyError: 1\n").failures
+    assert group.event.type == "KeyError" and len(group.event.frames) == 1
+
+
+def test_a_warning_with_its_traceback_at_the_end_is_a_failure():
+    prefix = "W0401 07:11:00.000000 40 torch/_dynamo/convert_frame.py:1233] [0/0] "
+    text = "".join(prefix + line + "\n" for line in f"{BELOW}ValueError: no".split("\n"))
+    assert triage_text(text).exit_code == 1 and triage_text(text + "step 2\n").exit_code == 0
+
+
+def test_a_traceback_in_the_repr_of_an_exception_is_read():
+    (group,) = triage_text(f"10:00:00 ERROR pool: RemoteError('{QUOTED}')\nstep 2\n").failures
+    assert (group.event.type, group.event.message) == ("KeyError", "1")
+    assert [frame.line for frame in group.event.frames] == [3]
+
+
+def test_a_traceback_that_was_dealt_with_does_not_excuse_the_next_one():
+    text = (
+        f"WARNING fetch failed, retrying\n{BELOW}ConnectionError: x\n{BELOW}KeyError: 1\nstep 2\n"
+    )
+    diagnosis = triage_text(text)
+    assert [g.event.type for g in diagnosis.failures] == ["KeyError"]
+    assert [g.event.type for g in diagnosis.handled] == ["ConnectionError"]
