@@ -115,6 +115,18 @@ def test_a_start_between_two_steps_is_refused():
         Exchange(targets=1, drafters=3, depth=1, first=4, end=9, stopper=Stopper())
 
 
+class Arrivals(dict):
+    """What the drafters have given, in the order in which they came; each is announced."""
+
+    def __init__(self, drafters):
+        super().__init__()
+        self.there = [threading.Event() for _ in drafters]
+
+    def __setitem__(self, drafter, sums):
+        super().__setitem__(drafter, sums)
+        self.there[drafter].set()
+
+
 def reduce_in(order: list[int]) -> torch.Tensor:
     """Three replicas whose gradients do not add up exactly; arrival is forced into ``order``."""
     values = [1e8, 1.0, -1e8]
@@ -124,20 +136,20 @@ def reduce_in(order: list[int]) -> torch.Tensor:
     seen = []
 
     def step(gradients, sums):
-        seen.append((gradients[0].clone(), sums))
+        seen.append((gradients[0].clone(), sums, list(reducer._given)))
         replicas[0][0].sub_(gradients[0])
 
     reducer = Reducer(replicas, step, Stopper())
-    arrived = [threading.Event() for _ in order]
+    arrivals = reducer._given = Arrivals(order)
 
     def meet(place):
         if place:
-            arrived[place - 1].wait(DEADLINE)
-        arrived[place].set()
+            arrivals.there[order[place - 1]].wait(DEADLINE)
         reducer.meet(order[place], f"sums {order[place]}")
 
     run_all(*(lambda p=p: meet(p) for p in range(len(order))))
-    ((gradient, sums),) = seen
+    ((gradient, sums, came),) = seen
+    assert came == order, "control: they came in this order"
     assert sums == ["sums 0", "sums 1", "sums 2"], "sums in the drafters' order"
     assert all(torch.equal(r[0], replicas[0][0]) for r in replicas), "all have the new parameters"
     assert all(r[0].grad is None for r in replicas)
