@@ -33,6 +33,8 @@ SLACK_SECONDS = 1.0
 
 _HEAD = re.compile(r"^(?:\[rank\d+\]:)?[VIWEC](\d{4}) (\d\d:\d\d:\d\d\.\d+) +\d+ \S+\] (\{.*)$")
 _WANTED = ('"dynamo_start"', '"compilation_metrics"', '"str"')
+_OTHER_FORM = (ValueError, TypeError, AttributeError, KeyError)
+_RANK = re.compile(r"_rank_(\d+)_")
 _VERSION = re.compile(r'"pytorch_version": "([\d.]+)')
 _STACK_LINE = re.compile(r"Line: (\d+), Name: ([^,]+), Filename: (.*)")
 
@@ -47,6 +49,7 @@ class Compile:
         start, end: as the trace writes them (``1130 17:39:58.017000``), "" when unknown.
         stack: frames that led to it, outermost first (``file:line name``).
         fail_type, fail_reason: None when it did not fail.
+        rank: of the file's name; each rank numbers its compiles from 0 on.
     """
 
     id: str
@@ -56,6 +59,7 @@ class Compile:
     stack: tuple[str, ...] = ()
     fail_type: str | None = None
     fail_reason: str | None = None
+    rank: str | None = None
 
     @property
     def in_thread(self) -> bool:
@@ -82,8 +86,8 @@ class Trace:
             "torch": self.torch,
             "compiles": [
                 {
-                    "id": one.id, "function": one.function, "start": one.start, "end": one.end,
-                    "in_thread": one.in_thread, "stack": list(one.stack),
+                    "id": one.id, "rank": one.rank, "function": one.function,
+                    "start": one.start, "end": one.end, "in_thread": one.in_thread, "stack": list(one.stack),
                     "fail_type": one.fail_type, "fail_reason": one.fail_reason,
                 }
                 for one in self.compiles
@@ -98,12 +102,16 @@ class Trace:
     def join(self, group: Group) -> dict[str, Any]:
         """The compile of a failure, and the compiles of others that went on at that moment."""
         event = group.event
-        own = next((one for one in self.compiles if one.id == event.compile_id), None)
+        possible = [
+            one for one in self.compiles if None in (one.rank, event.rank) or one.rank == event.rank
+        ]
+        named = [one for one in possible if one.id == event.compile_id]
+        own = named[0] if len(named) == 1 else None  # several processes have one of that id
         if own is None:
-            own = next((one for one in self.compiles if _same_failure(one, group)), None)
+            own = next((one for one in named or possible if _same_failure(one, group)), None)
         said = {f"{frame.file}:{frame.line}" for frame in event.frames if not frame.of_torch}
         beside = [
-            one for one in self.compiles
+            one for one in possible
             if one is not own and _within(event.time, one.start, one.end)
             and not (said and said & {frame.partition(" ")[0] for frame in one.stack})
         ]  # fmt: skip
@@ -119,7 +127,7 @@ def read_trace(folder: Path, collector: Collector) -> Trace:
     """Reads a TORCH_TRACE folder (or one file of it); failures that the logs lack are added.
 
     Raises:
-        Unreadable: no such folder, or no trace in it.
+        Unreadable: no such folder, no trace in it, or one in another form.
     """
     files = sorted(folder.glob("*.log")) if folder.is_dir() else [folder]
     files = [path for path in files if path.is_file()]
@@ -129,17 +137,31 @@ def read_trace(folder: Path, collector: Collector) -> Trace:
     trace = Trace(str(folder), "tlparse" if tlparse else "direct", len(files))
     for path in files:
         try:
-            records = list(_through_tlparse(tlparse, path)) if tlparse else list(_direct(path))
-            if tlparse and not records:  # another version's output: read it ourselves
-                trace.reader, records = "direct", list(_direct(path))
+            compiles = _parsed(tlparse, path) if tlparse else []
+            if not compiles:  # also of another version's output: read it ourselves
+                trace.reader, compiles = "direct", _compiles(_direct(path))
             trace.torch = trace.torch or _version_in(path)
         except OSError as error:
             raise Unreadable(f"{path}: cannot be read ({error.strerror})") from error
-        trace.compiles += _compiles(records)
+        except _OTHER_FORM as error:
+            raise Unreadable(f"{path}: is no trace of torch in a form that is known") from error
+        rank = _RANK.search(path.name)
+        for one in compiles:
+            one.rank = rank[1] if rank else None
+        trace.compiles += compiles
+    if not trace.compiles and trace.torch is None:
+        raise Unreadable(f"{folder}: no trace is in it; run the program with TORCH_TRACE={folder}")
     if trace.torch:
         collector.stated_torch[trace.torch] = None
     _add_failures(trace, collector)
     return trace
+
+
+def _parsed(command: str, path: Path) -> list[Compile]:
+    try:
+        return _compiles(_through_tlparse(command, path))
+    except _OTHER_FORM:
+        return []
 
 
 def _direct(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -155,15 +177,19 @@ def _direct(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 record = json.loads(found[3])
             except ValueError:
                 continue  # cut off
-            yield f"{found[1]} {found[2]}", record
+            if isinstance(record, dict):
+                yield f"{found[1]} {found[2]}", record
 
 
 def _through_tlparse(command: str, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="harness-tlparse-") as out:
-        done = subprocess.run(
-            [command, str(path), "-o", f"{out}/parsed", "--overwrite", "--no-browser"],
-            capture_output=True, timeout=TLPARSE_SECONDS, check=False,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                [command, str(path), "-o", f"{out}/parsed", "--overwrite", "--no-browser"],
+                capture_output=True, timeout=TLPARSE_SECONDS, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return
         raw = Path(out, "parsed", "raw.jsonl")
         if done.returncode != 0 or not raw.is_file():
             return

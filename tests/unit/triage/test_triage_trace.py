@@ -121,3 +121,55 @@ def test_a_tlparse_that_fails_is_replaced(folder, tmp_path, monkeypatch):
 def test_a_folder_without_a_trace_is_one_line(tmp_path):
     with pytest.raises(Unreadable, match="TORCH_TRACE="):
         triage_paths([], trace=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("2026-01-01 step 1\n", "no trace is in it"),
+        (record(10, {"dynamo_start": 5}), "is no trace of torch"),
+        (record(10, {"str": "x"}), "is no trace of torch"),
+    ],
+)
+def test_a_folder_with_something_else_is_one_line(tmp_path, monkeypatch, text, said):
+    monkeypatch.setenv("PATH", "/nowhere")
+    (tmp_path / "a.log").write_text(text)
+    with pytest.raises(Unreadable, match=said) as caught:
+        triage_paths([], trace=tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_each_rank_numbers_its_own_compiles(tmp_path, monkeypatch, rank):
+    monkeypatch.setenv("PATH", "/nowhere")
+    (tmp_path / "trace").mkdir()
+    for number in "01":
+        text = trace_text().replace("/opt/a.py", f"/opt/of_{number}.py")
+        text = text.replace("BackendCompilerFailed", f"Failed{number}")
+        (tmp_path / "trace" / f"dedicated_log_torch_trace_rank_{number}_x.log").write_text(text)
+    log = tmp_path / "train.log"
+    prefix = f"[rank{rank}]:E1130 17:39:20.500000 9 torch/_dynamo/x.py:3] [1/0] "
+    log.write_text(
+        "".join(
+            f"{prefix}{line}\n"
+            for line in (
+                "Traceback (most recent call last):", '  File "/opt/b.py", line 9, in work',
+                "    f(x)", "RuntimeError: boom",
+            )
+        )
+    )  # fmt: skip
+    diagnosis = triage_paths([log], trace=tmp_path / "trace")
+    (index,) = [i for i, g in enumerate(diagnosis.failures) if g.event.type == "RuntimeError"]
+    (row,) = [row for row in diagnosis.trace["joined"] if row["failure"] == index]
+    assert row["compile"] == "1/0" and not row["beside"]
+    own = diagnosis.trace["compiles"]
+    assert {one["rank"] for one in own} == {"0", "1"}
+
+
+def test_a_tlparse_that_hangs_is_given_up(folder, tmp_path, monkeypatch):
+    tool = tmp_path / "tlparse"
+    tool.write_text("#!/bin/sh\nexec /bin/sleep 600\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("harness.triage.structured.TLPARSE_SECONDS", 0.2)
+    assert triage_paths([], trace=folder).trace["reader"] == "direct"
