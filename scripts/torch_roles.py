@@ -183,4 +183,8 @@ def main(wanted: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or list(VERSIONS)))
+    try:
+        sys.exit(main(sys.argv[1:] or list(VERSIONS)))
+    except OSError as error:
+        print(f"error: {INDEX}: cannot be read ({error}); try again later", file=sys.stderr)
+        sys.exit(2)

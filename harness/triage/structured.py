@@ -87,7 +87,8 @@ class Trace:
             "compiles": [
                 {
                     "id": one.id, "rank": one.rank, "function": one.function,
-                    "start": one.start, "end": one.end, "in_thread": one.in_thread, "stack": list(one.stack),
+                    "start": one.start, "end": one.end,
+                    "in_thread": one.in_thread, "stack": list(one.stack),
                     "fail_type": one.fail_type, "fail_reason": one.fail_reason,
                 }
                 for one in self.compiles
