@@ -50,6 +50,7 @@ def explore(
         raise ValueError(f"unknown unfix {wrong!r}: there are {', '.join(CATALOGUE)}")
     to_install(points)
     target = Target(str(Path(file).resolve()), name, unfix=tuple(unfix))
+    _must_be_writable(out)
     found = search(
         target,
         bound=bound,
@@ -102,11 +103,24 @@ def shrink(path: Path, *, state: str | None, out: Path | None) -> Done:
         raise ValueError(f"{path} has no line 'verdict: ...'; say what to keep with --state")
     keep = same_verdict(schedule) if state is None else stuck(state)
     out = out or path.with_suffix(f".small{path.suffix}")
+    _must_be_writable(out)
     with Isolation(preload=PRELOADED) as isolation:
         small = make_smaller(schedule, Runner(target, isolation).replay, keep)
     small.schedule.save(out)
     lines = [str(small), *map(str, small.schedule.lines), f"schedule: {out}"]
     return Done("\n".join(lines), 0 if small.holds else 1)
+
+
+def _must_be_writable(path: Path) -> None:
+    """Said before the search, which takes a minute, and not after it."""
+    new = not path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written ({error.strerror})") from error
+    if new:
+        path.unlink()
 
 
 def stuck(state: str) -> Callable[[Record], bool]:

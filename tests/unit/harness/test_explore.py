@@ -312,6 +312,7 @@ def test_the_commands_find_replay_and_shrink(tmp_path: Path) -> None:
         (lambda: search_command.explore(f"{FILE}:f", **_options(unfix=["x"])), "unknown unfix"),
         (lambda: search_command.explore(f"{FILE}:f", **_options(points=["x"])), "no point is"),
         (lambda: search_command.explore(f"{FILE}:f", **_options(state="x")), "no probe is called"),
+        (lambda: search_command.explore(f"{FILE}:f", **_options(out=Path("/"))), "cannot be writ"),
         (lambda: search_command.replay(Path("absent")), "cannot be read"),
     ],
 )
