@@ -30,6 +30,7 @@ from dflash.objective import (
 from dflash.objective.chunked import block_objective
 from dflash.schedule.exchange import Packet
 from dflash.schedule.topology import Place
+from dflash.schedule.worker import timed
 from dflash.transfer import receive, to_device
 
 
@@ -123,7 +124,8 @@ class Learner:
         return self._sums(packet, loss, metrics)
 
     def _forward(self, packet: Packet, mode: str) -> tuple[LossSums, MetricSums]:
-        features = receive(packet.features, packet.ready, self.device)
+        with timed("copy"):
+            features = receive(packet.features, packet.ready, self.device)
         config, row, anchors = self.config, packet.row, packet.anchors
         block = config.block_size
         ids = block_token_ids(row.input_ids, anchors, block, config.mask_token_id)

@@ -23,6 +23,7 @@ from dflash.objective import sample_anchors
 from dflash.optimization import Optimizer
 from dflash.schedule.exchange import Packet
 from dflash.schedule.topology import Topology
+from dflash.schedule.worker import timed
 from dflash.transfer import send
 
 
@@ -110,11 +111,14 @@ class Pipeline:
         )
         inputs = (row.input_ids[None], row.position_ids[None], self.config.target_layer_ids)
         if not self.recipe.objective.teacher_share:
-            features, ready = send(self.targets[target].features(*inputs), device)
+            found = self.targets[target].features(*inputs)
+            with timed("copy"):
+                features, ready = send(found, device)
             return Packet(number, epoch, row, anchors, features, ready)
         found, final = self.targets[target].features_and_final(*inputs)
-        features, ready = send(found, device)
-        teacher, teacher_ready = send(final, device)
+        with timed("copy"):
+            features, ready = send(found, device)
+            teacher, teacher_ready = send(final, device)
         return Packet(number, epoch, row, anchors, features, ready, teacher, teacher_ready)
 
 

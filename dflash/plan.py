@@ -9,7 +9,7 @@ from collections import Counter
 import torch
 
 from dflash.config import Recipe
-from dflash.data import build_rows
+from dflash.data import bad_line_report, build_rows
 from dflash.export import load_exported, tensor_shapes
 from dflash.regenerate import choose_prompts
 from dflash.schedule.topology import Topology
@@ -93,12 +93,13 @@ def _held_out(recipe: Recipe, target: Targets) -> list[str]:
         )
         looked_at = min(len(rows), recipe.run.evaluate_rows)
         return [
-            f"held out: {report.lines()[0]}; {looked_at} of {len(rows)} rows in each evaluation"
+            f"held out: {report.lines()[0]}; {looked_at} of {len(rows)} rows in each evaluation",
+            *bad_line_report(report.bad_lines, report.first_bad),
         ]
-    prompts, _ = choose_prompts(
+    prompts, bad = choose_prompts(
         data, data.held_out, target.tokenizer, how, how.held_out_prompts, recipe.run.seed
     )
-    return [f"held out: {', '.join(data.held_out)}: {len(prompts)} prompts"]
+    return [f"held out: {', '.join(data.held_out)}: {len(prompts)} prompts", *bad]
 
 
 def _memory(

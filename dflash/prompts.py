@@ -28,7 +28,7 @@ def read_prompts(
         for sample in read_samples([file]):
             if isinstance(sample, BadLine):
                 raise DataError(f"{sample}: cannot be read as a prompt")
-            prompts += _of_sample(sample, tokenizer, file.suffix in (".jsonl", ".ndjson"),
+            prompts += _of_sample(sample, tokenizer, file.suffix.lower() in (".jsonl", ".ndjson"),
                                   prompt_tokens)  # fmt: skip
     prompts = [ids for ids in prompts if ids]
     if not prompts:

@@ -24,7 +24,7 @@ from dflash.checkpoint import CheckpointError, CheckpointStore
 from dflash.compile import compile_guard
 from dflash.compile.flex_on_cpu import flex_training_on_cpu
 from dflash.config import Recipe, RecipeError
-from dflash.data import RowSet, build_rows
+from dflash.data import RowSet, bad_line_report, build_rows
 from dflash.learner import Sums
 from dflash.model import DrafterConfig
 from dflash.objective import paper_gamma
@@ -152,7 +152,8 @@ def build(
             paths=held_out_paths,
             shuffle=False,
         )
-        lines += [f"held out: {line}" for line in held_read.lines()[:1]]
+        bad = bad_line_report(held_read.bad_lines, held_read.first_bad)
+        lines += [f"held out: {line}" for line in (held_read.lines()[0], *bad)]
     per_step = len(topology.drafters) * recipe.optimizer.accumulation
     steps = recipe.run.steps or math.ceil(recipe.run.epochs * len(rows) / per_step)  # type: ignore[operator]
     pipeline = Pipeline(

@@ -114,7 +114,9 @@ def _refuse_other_kinds(path: Path, raw: dict[str, Any], inner: dict[str, Any]) 
             sorted(set(raw.get("layer_types") or ["full_attention"])),
             ["full_attention"],
         ),
-        "input_embedding_scale": (inner.get("input_embedding_scale", 1.0), 1.0),
+        "input_embedding_scale": (inner.get("input_embedding_scale") or 1.0, 1.0),
+        "output_multiplier": (inner.get("output_multiplier") or 1.0, 1.0),
+        "final_logit_softcapping": (inner.get("final_logit_softcapping") or None, None),
     }
     for name, (value, known) in kinds.items():
         if value != known:

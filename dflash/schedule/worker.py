@@ -77,3 +77,11 @@ class Worker(threading.Thread):
             self._stopper.stop(f"{self.name} died{packet}: {said}")
         finally:
             self.clock.activity, self.clock.since = WAITING, time.monotonic()
+
+
+def timed(activity: str) -> contextlib.AbstractContextManager[None]:
+    """Counts the block for the worker whose thread runs it; in other threads it does nothing."""
+    thread = threading.current_thread()
+    if isinstance(thread, Worker):
+        return thread.clock.activity_of(activity)
+    return contextlib.nullcontext()

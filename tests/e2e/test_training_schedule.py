@@ -205,6 +205,7 @@ def test_loss_falls_and_the_drafter_serves(size, make_recipe_of, tmp_path):
     assert [line["step"] for line in lines if line["kind"] == "held_out"] == [10, 20]
     workers = {line["worker"]: line for line in lines if line["kind"] == "worker"}
     assert workers["drafter-1"]["seconds"]["compile"] > 0
+    assert all("copy" in worker["seconds"] for worker in workers.values())
     assert export_run(tmp_path / "run").name == "export"
     assert draw_curves(tmp_path / "run").stat().st_size > 0
     prompts = tmp_path / "prompt.txt"

@@ -76,9 +76,13 @@ def test_a_block_size_without_a_gamma_is_refused_before_the_first_step(run):
     assert run(*override, "objective.gamma=4").exit_code == 0
 
 
-def test_a_plan_says_what_is_held_out(run):
+def test_a_plan_says_what_is_held_out(run, tmp_path):
     assert "held out: " in run("data.regenerate=null").output
     assert "3 prompts" in run("data.regenerate.held_out_prompts=3").output
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"text": "def main(argument): return argument"}\n{"text": 7}\n')
+    for how in ("data.regenerate=null", "data.regenerate.held_out_prompts=3"):
+        assert f"{bad}:2: 'text' is not a string" in run(how, f"data.held_out=['{bad}']").output
     without = run("data.regenerate=null", "data.held_out=[]")
     assert "held out: nothing, so no checkpoint is the best" in without.output
 

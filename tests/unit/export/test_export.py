@@ -205,6 +205,8 @@ FAULTS = {
     ),
     "causal": (config_changed(is_causal=True), "is_causal True is not supported"),
     "scaled": (config_changed(rope_scaling={"rope_type": "yarn"}), "rope_type yarn"),
+    "capped": (config_changed(inner_final_logit_softcapping=30.0), "softcapping 30.0 is not"),
+    "multiplied": (config_changed(inner_output_multiplier=2.0), "output_multiplier 2.0 is not"),
     "two thetas": (config_changed(rope_theta=5.0), "rope_theta is 5.0 at the top and 1000000"),
     "no mask": (config_changed(inner_mask_token_id=None), "has no mask_token_id"),
     "ids outside": (config_changed(inner_target_layer_ids=[1, 4, 9]), "target_layer_ids"),

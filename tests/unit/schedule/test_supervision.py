@@ -12,6 +12,7 @@ import pytest
 
 from dflash.schedule import Stopper, Worker
 from dflash.schedule.supervise import RunFailed, supervise
+from dflash.schedule.worker import timed
 
 
 def run(bodies, tmp_path, *, stall=60.0, join=2.0, stopper=None):
@@ -69,12 +70,10 @@ def test_workers_that_end_end_the_run(tmp_path):
 
 
 def test_a_dead_worker_ends_the_run_and_is_named(tmp_path):
-    begun = time.monotonic()
     with pytest.raises(RunFailed) as caught:
         run({"target-0": waits_for_stop, "drafter-1": raises}, tmp_path)
-    assert time.monotonic() - begun < 10, "a dead worker must not be waited for"
     assert "drafter-1 died (packet 11): ValueError: no such thing" in str(caught.value)
-    assert caught.value.must_exit is False
+    assert caught.value.must_exit is False, "the other worker was not woken"
     report = json.loads((tmp_path / "crash" / "report.json").read_text())
     assert report["step"] == 7
     by_name = {worker["worker"]: worker for worker in report["workers"]}
@@ -171,3 +170,21 @@ def test_a_long_evaluation_is_not_a_stall(tmp_path):
         folder=tmp_path, facts=dict, on_tick=tick, moved=time.monotonic,
     )  # fmt: skip
     assert over.is_set() and stopper.reason is None
+
+
+def test_time_is_counted_for_the_worker_whose_thread_it_is(tmp_path):
+    """Code far below the worker's body says what it does; in other threads nothing is counted."""
+
+    def copies(stopper):
+        def body(clock):
+            with clock.activity_of("compute"):
+                with timed("copy"):
+                    assert clock.activity == "copy"
+                assert clock.activity == "compute"
+
+        return body
+
+    with timed("copy"):
+        (worker,) = run({"target-0": copies}, tmp_path)
+    assert worker.failure is None
+    assert {"copy", "compute"} <= worker.clock.seconds.keys()
