@@ -69,6 +69,7 @@ def test_one_test_is_cut_before_its_step(job: str) -> None:
     options = JOBS[job]["env"]["PYTEST_ADDOPTS"]
     one_test = int(re.search(r"faulthandler_timeout=(\d+)", options)[1]) / 60
     assert "faulthandler_exit_on_timeout=true" in options
+    assert "-o timeout=0 " in options, "the settings file's limit would end the test before that"
     running = [
         one for one in JOBS[job]["steps"] if re.search(r"nox .*-s \w+ 2", one.get("run", ""))
     ]
