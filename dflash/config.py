@@ -161,6 +161,22 @@ class Recipe(_Section):
             raise ValueError("data.train: name at least one file or folder")
         return self
 
+    def at_home_anywhere(self) -> Recipe:
+        """With absolute paths where a relative one names something here: a run's own recipe is
+        read from other folders as well."""
+
+        def absolute(path: str) -> str:
+            return str(Path(path).absolute()) if Path(path).exists() else path
+
+        data, target, drafter = self.data, self.target, self.drafter
+        paths = {name: tuple(map(absolute, getattr(data, name))) for name in ("train", "held_out")}
+        sections: dict[str, _Section] = {"data": data.model_copy(update=paths)}
+        if target.path != "bundled":
+            sections["target"] = target.model_copy(update={"path": absolute(target.path)})
+        if drafter.initial is not None:
+            sections["drafter"] = drafter.model_copy(update={"initial": absolute(drafter.initial)})
+        return self.model_copy(update=sections)
+
     def to_yaml(self) -> str:
         """The resolved recipe, as saved with a run; :func:`load_recipe` reads it back."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)

@@ -490,7 +490,7 @@ def _claim_folder(folder: Path, recipe: Recipe, resume: bool, store: CheckpointS
 def _write_recipe(folder: Path, recipe: Recipe) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        disk.replace_file(folder / RECIPE_FILE, recipe.to_yaml().encode())
+        disk.replace_file(folder / RECIPE_FILE, recipe.at_home_anywhere().to_yaml().encode())
     except OSError as error:
         raise RecipeError(f"{folder}: cannot be written ({error.strerror})") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dflash.config import RecipeError, load_recipe, make_recipe
@@ -66,3 +68,31 @@ def test_a_file_that_is_no_recipe_is_one_line(tmp_path, text):
 def test_an_unknown_section_is_refused_with_the_nearest():
     with pytest.raises(RecipeError, match="unknown setting 'optimiser'; did you mean 'optimizer'"):
         make_recipe({"run": {"steps": 1}, "optimiser": {}})
+
+
+def test_a_runs_recipe_is_read_from_any_folder(tmp_path, monkeypatch):
+    """What stands here gets its whole path; names of sources and of hub models stay."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    tree = {
+        "target": {"path": "model"},
+        "drafter": {"initial": "../none"},
+        "data": {"train": ["a.txt", "stdlib:train", "gone.txt"], "held_out": ["./b.txt"]},
+        "run": {"steps": 1},
+    }
+    recipe = make_recipe(tree).at_home_anywhere()
+    assert recipe.target.path == str(tmp_path / "model")
+    assert recipe.data.train == (str(tmp_path / "a.txt"), "stdlib:train", "gone.txt")
+    assert recipe.data.held_out == (str(tmp_path / "b.txt"),)
+    assert recipe.drafter.initial == "../none"
+    hub = make_recipe(tree | {"target": {"path": "Qwen/Qwen3-8B"}}).at_home_anywhere()
+    assert hub.target.path == "Qwen/Qwen3-8B"
+    assert make_recipe({**tree, "target": {}}).at_home_anywhere().target.path == "bundled"
+
+
+@pytest.mark.parametrize("name", ["tiny-cpu", "qwen3-0.6b-1gpu", "qwen3-8b-8gpu"])
+def test_the_shipped_recipes_are_recipes(name):
+    recipe = load_recipe(Path(__file__).parents[3] / "recipes" / f"{name}.yaml")
+    assert recipe.name == name
