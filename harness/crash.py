@@ -245,13 +245,7 @@ def _failure(
     culprit = None
     if holder is not None:
         begin, left = _INSIDE.get(holder["state"], ("trace.begin", "trace.left"))
-        before = [e for e in events if ended is None or e["t"] <= ended]
-        start = _last(before, holder["thread"], begin)
-        after = (
-            e["t"]
-            for e in events
-            if e["thread"] == holder["thread"] and e["what"] == left and e["t"] >= (start or 0.0)
-        )
+        start, end = _span(events, holder["thread"], begin, left, ended)
         culprit = {
             "thread": holder["thread"],
             "state": holder["state"],
@@ -260,7 +254,7 @@ def _failure(
                 "thread": holder["thread"],
                 "kind": begin.partition(".")[0],
                 "start": start,
-                "end": next(after, None),
+                "end": end,
             },
             "stack": list(holder.get("stack", ())),
         }
@@ -280,6 +274,31 @@ def _failure(
 
 # Probe -> the events between which a thread holds its state.
 _INSIDE = {"traceback-meta": ("annotate.tested", "annotate.left")}
+
+
+def _span(
+    events: Sequence[Mapping[str, Any]], thread: str, begin: str, left: str, at: float | None
+) -> tuple[float | None, float | None]:
+    """From when until when ``thread`` was inside at ``at``, or last before; the outermost counts.
+
+    The end is None where it was not seen, both are where no begin was.
+    """
+    inside: list[float] = []
+    span: tuple[float | None, float | None] = (None, None)
+    for event in events:
+        if event["thread"] != thread:
+            continue
+        if event["what"] == begin:
+            if at is not None and not inside and event["t"] > at:
+                return span
+            inside.append(event["t"])
+        elif event["what"] == left and inside:
+            start = inside.pop()
+            if not inside:
+                span = start, event["t"]
+                if at is not None and event["t"] >= at:
+                    return span
+    return (inside[0], None) if inside else span
 
 
 def _last(events: Sequence[Mapping[str, Any]], thread: str, what: str) -> float | None:

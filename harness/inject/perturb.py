@@ -67,11 +67,11 @@ class Perturb:
         draw = random.Random(seed)
         self.chance = draw.choice(_CHANCES)
         self.points = draw.choice((_TRACES, tuple(_HOLD)))
-        self.decisions: list[dict[str, Any]] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all threads; a forked child starts here."""
+        """Forgets all threads and waits; a forked child starts here."""
+        self.decisions: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         self._seats: dict[int, _Seat] = {}
         self._seen: dict[tuple[str, str], int] = {}

@@ -151,6 +151,18 @@ def test_a_cases_record_becomes_the_same_folder(tmp_path, record):
     assert len(json.loads((tmp_path / "timeline.json").read_text())["events"]) == 5
 
 
+def test_a_holder_inside_two_traces_held_the_state_from_the_outer_one_on(record):
+    """The inner one was over before the victim failed; there was an overlap all the same."""
+    for t, what in ((1.1, "trace.begin"), (1.2, "trace.left")):
+        record["watch"]["timeline"].insert(
+            1, {"t": t, "thread": "drafter-0", "what": what, "step": None, "detail": ""}
+        )
+    record["watch"]["timeline"].sort(key=lambda event: event["t"])
+    told, _ = crash.from_record(record)
+    span = told["failures"][0]["culprit"]["span"]
+    assert (span["start"], span["end"]) == (1.0, 2.0)
+
+
 def test_a_case_that_died_without_a_record_is_a_folder_too(tmp_path):
     told, timeline = crash.from_record({"process": {"ended": "signal", "what": "died by SIGSEGV"}})
     assert crash.write_folder(tmp_path, told, timeline=timeline, stacks="Fatal") is None

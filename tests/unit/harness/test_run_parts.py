@@ -400,6 +400,15 @@ def test_when_all_wait_one_is_let_go_and_when_one_ends_the_others_learn_it():
     assert {wait["ended"] for wait in perturb.schedule()["waits"]} == {"nobody else could go on"}
 
 
+def test_a_forked_child_tells_no_waits_of_its_parent():
+    perturb = eager(patience=0.0)
+    perturb._strangers = lambda: True
+    perturb.on_event(Event("trace.body", "me"))
+    assert len(perturb.schedule()["waits"]) == 1
+    perturb.reset()
+    assert perturb.schedule()["waits"] == []
+
+
 def test_a_thread_that_waits_for_the_compile_lock_counts_as_blocked():
     """Its owner is held at a point that only the blocked thread could fulfil: it is let go."""
     perturb = eager()
