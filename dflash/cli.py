@@ -276,13 +276,14 @@ _WrongCommandLine: type[Exception] = typer.BadParameter.__mro__[2]
 def main() -> None:
     """Entry point; a wrong option ends with one line and exit code 2."""
     try:
-        code = app(sys.argv[1:] or ["--help"], prog_name="dflash", standalone_mode=False)
+        code = app(prog_name="dflash", standalone_mode=False)
     except KeyboardInterrupt:
         sys.exit(130)
     except _WrongCommandLine as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "dflash"
         message = " ".join(error.format_message().split()).removesuffix(".")
-        typer.echo(f"error: {message}; see '{path} --help'", err=True)
+        if message:  # none: nothing was asked for, and the help has been shown
+            typer.echo(f"error: {message}; see '{path} --help'", err=True)
         sys.exit(BAD_INPUT)
     sys.exit(code)

@@ -66,6 +66,23 @@ def test_every_command_that_the_documents_name_is_there():
                 assert name in known, f"{path.name} names '{program} {name}'"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ""),
+        (["nosuch"], "error: No such command 'nosuch'; see 'dflash --help'\n"),
+        (["plan"], "error: Missing argument 'recipe'; see 'dflash plan --help'\n"),
+        (["doctor", "--nosuch"], "error: No such option: --nosuch; see 'dflash doctor --help'\n"),
+    ],
+)
+def test_a_wrong_command_line_of_the_trainer_is_one_line(words, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "dflash", *words], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (2, said)
+    assert ("Usage: dflash" in done.stdout) == (not words)
+
+
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
 def test_every_link_leads_somewhere(path):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text()):
