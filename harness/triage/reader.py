@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-BLOCK = 4 << 20
+# What is found in a block takes many times its size where every other word is a hit.
+BLOCK = 1 << 20
 POLL_SECONDS = 0.2
 # A few packed bytes may stand for a thousand times as many.
 PACKED_BYTES = 4096
@@ -194,11 +195,13 @@ def _in_blocks(pieces: Iterator[bytes]) -> Iterator[bytes]:
     size = 0
     try:
         for piece in pieces:
-            parts.append(piece)
-            size += len(piece)
-            if size >= BLOCK:
-                yield b"".join(parts)
-                parts, size = [], 0
+            for at in range(0, len(piece), BLOCK):
+                part = piece[at : at + BLOCK]
+                if size + len(part) > BLOCK:
+                    yield b"".join(parts)
+                    parts, size = [], 0
+                parts.append(part)
+                size += len(part)
     except EOFError:
         yield b"".join(parts)
         raise

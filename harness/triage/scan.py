@@ -17,7 +17,7 @@ from harness.triage.reader import Block
 
 HEAD = 2 << 20
 TAIL = 1 << 18
-SAMPLE = 1 << 11
+SAMPLE = 1 << 10
 PIECES_OF_A_LINE = 8
 # The windows of the last hits of a block may reach into the next one.
 LAST_HITS = 2000

@@ -181,6 +181,28 @@ def test_a_packed_log_that_breaks_off(tmp_path, kind):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_few_packed_bytes_do_not_make_large_blocks(tmp_path, kind):
+    data = b"x" * (50 << 20) + b"\n" + FAILURE.encode()
+    (tmp_path / "a.log").write_bytes(packed(kind, data))
+    got = list(blocks(str(tmp_path / "a.log")))
+    assert sum(len(block.data) for block in got) == len(data)
+    assert max(len(block.data) for block in got) <= 2 * reader.BLOCK
+
+
+def test_memory_where_every_word_is_a_hit(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_bytes(b"Killed" * 1_000_000 + b"\n" + FAILURE.encode())
+    code = (  # getrusage would count the memory of the process that started this one
+        "import sys; from harness.triage import triage_paths; triage_paths(sys.argv[1:]);"
+        "print(*[line.split()[1] for line in open('/proc/self/status') if 'VmHWM' in line])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 200 << 10  # KiB, as docs/triage.md promises
+
+
 def test_packed_logs_are_known_by_their_bytes(tmp_path):
     """Not by their names: rotation renames them. With padding, and frames for other programs."""
     zstandard = pytest.importorskip("zstandard")
