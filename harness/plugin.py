@@ -111,7 +111,13 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(why, BAD_INPUT)
     _load_baseline(config)
     if config.option.race_report is not None:
-        files.clear(Path(config.option.race_report))
+        folder = Path(config.option.race_report)
+        if files.is_foreign(folder):
+            pytest.exit(f"--race-report {folder} holds other files; name a new folder", BAD_INPUT)
+        try:
+            files.clear(folder)
+        except OSError as error:
+            pytest.exit(f"--race-report {folder} cannot be used: {error}", BAD_INPUT)
 
 
 def _load_baseline(config: pytest.Config) -> None:
@@ -431,6 +437,7 @@ class _Collector:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self._trouble = ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         rows: list[Mapping[str, Any]] = getattr(report, "race_rows", [])
@@ -449,7 +456,10 @@ class _Collector:
             }
             files.write_report(Path(folder), rows, facts)
             html.write_index(Path(folder))
-        ci.write_summary(rows)
+        try:
+            ci.write_summary(rows)
+        except OSError as error:  # the tests have their results all the same
+            self._trouble = f"the step summary cannot be written: {error}"
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         rows = self.config.stash[_rows]
@@ -470,6 +480,8 @@ class _Collector:
             writer.line(f"report: {Path(self.config.option.race_report) / 'index.html'}")
         for line in ci.workflow_commands(rows, root=self.config.rootpath):
             writer.line(line)
+        if self._trouble:
+            writer.line(self._trouble, red=True)
 
     def _gone(self) -> list[Any]:
         rows = self.config.stash[_rows]

@@ -23,8 +23,25 @@ from harness.report.trace_events import trace_events
 SCHEMA = 1
 
 
+def is_foreign(folder: Path) -> bool:
+    """Whether somebody else's files stand where a report would remove or replace them."""
+    names = ("cases", "crashes", "report.json", "index.html")
+    if not any((folder / name).exists() for name in names):
+        return False
+    if any((folder / "cases").glob("*.trace.json")):
+        return False
+    try:
+        report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True
+    return not (isinstance(report, dict) and {"schema", "cases"} <= report.keys())
+
+
 def clear(folder: Path) -> None:
-    """Removes what an earlier run left, so that no stale case is taken for one of this run."""
+    """Removes what an earlier run left, so that no stale case is taken for one of this run.
+
+    Not for a foreign folder.
+    """
     for name in ("cases", "crashes"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in ("report.json", "index.html"):

@@ -103,6 +103,22 @@ def test_clear_leaves_nothing_of_an_earlier_run(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["cases/mine.json", "crashes/mine.txt", "report.json"])
+def test_a_folder_with_files_of_others_where_ours_would_go_is_foreign(tmp_path, name):
+    assert not files.is_foreign(tmp_path / "none") and not files.is_foreign(tmp_path)
+    (tmp_path / "junit.xml").write_text("beside a report: it stays")
+    assert not files.is_foreign(tmp_path)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("[]")
+    assert files.is_foreign(tmp_path)
+
+
+def test_an_earlier_report_is_not_foreign_whole_or_broken_off(tmp_path):
+    files.write_case(tmp_path / "off", "a", RECORD, GOOD)
+    files.write_report(tmp_path / "whole", [GOOD], {})
+    assert not files.is_foreign(tmp_path / "off") and not files.is_foreign(tmp_path / "whole")
+
+
 def test_two_tests_of_one_name_do_not_share_a_file(tmp_path):
     rows = [files.write_case(tmp_path, "same", RECORD, GOOD) for _ in range(2)]
     assert [row.file for row in rows] == ["same.json", "same-2.json"]

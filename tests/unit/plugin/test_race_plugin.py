@@ -442,3 +442,33 @@ def clean():
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", timeout=120)
     result.assert_outcomes(passed=2, errors=1)
     result.stdout.fnmatch_lines(["*fx-patcher is 'installed', at rest None*"])
+
+
+@pytest.mark.parametrize(
+    ("folder", "said"),
+    [("theirs", "holds other files; name a new folder"), ("file", "cannot be used")],
+)
+def test_a_report_never_takes_the_place_of_other_files(project, folder, said):
+    project.makepyfile(
+        test_it=HEADER + "def test_a(race_trial): race_trial(cases.completed, expect=OK)"
+    )
+    kept = project.mkdir("theirs").joinpath("cases", "data.json")
+    kept.parent.mkdir()
+    kept.write_text("{}")
+    project.path.joinpath("file").write_text("")
+    result = project.runpytest_subprocess("-p", "no:cacheprovider", f"--race-report={folder}")
+    assert result.ret == 2
+    assert len([line for line in result.errlines + result.outlines if said in line]) == 1
+    assert kept.read_text() == "{}"
+
+
+def test_a_step_summary_that_cannot_be_written_hides_no_result(project, monkeypatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "none" / "summary.md"))
+    project.makepyfile(
+        test_it=HEADER + "def test_a(race_trial): race_trial(cases.completed, expect=OK)"
+    )
+    result = project.runpytest_subprocess("-p", "no:cacheprovider")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["guarded: 1 of 1 completed", "the step summary cannot be written:*"]
+    )
