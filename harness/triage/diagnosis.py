@@ -312,9 +312,10 @@ def _asked_for(group: Group) -> bool:
     return group.event.short_type in ("KeyboardInterrupt", "SystemExit", "SIGINT")
 
 
-def _weight(finding: rules.Finding) -> tuple[bool, int, int]:
-    """Small is better: primary, sure, and with more evidence."""
-    return finding.rule.secondary, _RANKS[finding.confidence], -len(finding.evidence)
+def _weight(finding: rules.Finding) -> tuple[bool, int, int, int]:
+    """Small is better: primary, sure, about what was raised first, and with more evidence."""
+    sure = _RANKS[finding.confidence]
+    return finding.rule.secondary, sure, -finding.depth, -len(finding.evidence)
 
 
 def _unknown(failures: Sequence[Group], which: Sequence[int]) -> Cause:

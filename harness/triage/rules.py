@@ -105,6 +105,7 @@ class Finding:
     Attributes:
         group: the failure that it explains; None when only other lines of the log show it.
         evidence: the lines or the group by which it matched.
+        depth: which exception of the group's chain matched; the last one came first.
         weak: only lines say so: it does not explain a failure that no rule explains.
     """
 
@@ -114,6 +115,7 @@ class Finding:
     group: Group | None
     evidence: tuple[Group, ...]
     weak: bool = False
+    depth: int = 0
 
 
 @dataclass(frozen=True)
@@ -220,7 +222,10 @@ def findings(rules: Sequence[Rule], log: Log) -> list[Finding]:
                     evidence = _holds(match, group, log)
                     if evidence is not None:
                         why = " ".join(match.get("why", rule.why).split())
-                        found.append(Finding(rule, match["confidence"], why, group, evidence))
+                        depth = _depth(match, group.event, log.torch)
+                        found.append(
+                            Finding(rule, match["confidence"], why, group, evidence, depth=depth)
+                        )
                         explained = True
                         break
         if explained:
@@ -335,7 +340,13 @@ def _fits(match: dict[str, Any], group: Group, torch: TorchVersion) -> bool:
     each = max(max(group.speakers.values(), default=0), group.count // max(1, len(group.speakers)))
     if len(group.speakers) < match.get("threads", 0) or each < match.get("repeats", 0):
         return False
-    return any(_exception_fits(match, one, event, torch) for one in event.chain())
+    return _depth(match, event, torch) >= 0
+
+
+def _depth(match: dict[str, Any], event: Event, torch: TorchVersion) -> int:
+    """Which exception of the chain fits, the one that came first if several do; -1: none."""
+    fits = (_exception_fits(match, one, event, torch) for one in event.chain())
+    return max((index for index, one in enumerate(fits) if one), default=-1)
 
 
 def _exception_fits(match: dict[str, Any], one: Event, outer: Event, torch: TorchVersion) -> bool:
