@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
         pytest.exit(f"--require-gpus {needed}: torch sees {found} GPUs on this machine", 1)
 
 
+@pytest.hookimpl(trylast=True)  # what -m leaves out needs no GPU to be counted
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for mark, needed in _GPU_MARKS.items():
