@@ -178,6 +178,14 @@ def drafter_config(recipe: Recipe, target: Any) -> DrafterConfig:
             paper_gamma(settings.block_size)
         except ValueError as error:
             raise RecipeError(f"objective.gamma: {error}") from error
+    text = target.config.get_text_config()
+    changes = ("final_logit_softcapping", "logit_scale", "logits_scaling")  # after the head
+    changed = [name for name in changes if getattr(text, name, None) not in (None, 1, 1.0)]
+    if recipe.objective.teacher_share and changed:
+        raise RecipeError(
+            f"objective.teacher_share: this target has {changed[0]}, so its head alone is not its "
+            "distribution: set it to 0"
+        )
     try:
         return DrafterConfig.for_target(
             target.config,
@@ -189,7 +197,7 @@ def drafter_config(recipe: Recipe, target: Any) -> DrafterConfig:
             **{name: value for name, value in given.items() if value is not None},
         )
     except ValueError as error:
-        raise RecipeError(f"drafter: {error}") from error
+        raise RecipeError(f"drafter: {str(error).removeprefix('drafter config: ')}") from error
 
 
 def warm_up(pipeline: Pipeline) -> None:

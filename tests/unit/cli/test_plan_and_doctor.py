@@ -55,7 +55,7 @@ def test_what_would_stop_the_run_is_a_problem_and_exit_code_1(run):
     ("override", "said"),
     [
         ("drafter.num_features=50", "error: drafter: num_features=50 is too many"),
-        ("drafter.head_dim=3", "error: drafter: drafter config: head_dim=3 must be even"),
+        ("drafter.head_dim=3", "error: drafter: head_dim=3 must be even"),
         ("data.held_out=['no-such-file']", "error: no-such-file: no such file or folder"),
         ("drafter.initial=no-such-folder", "error: no-such-folder/config.json: is missing"),
     ],
