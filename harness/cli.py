@@ -267,7 +267,7 @@ def explore(
             state=state,
             out=out,
         )
-    except ValueError as error:
+    except (ValueError, search_command.IsolationError) as error:
         raise _bad_input(str(error)) from error
     typer.echo(done.text)
     raise typer.Exit(done.code)
@@ -282,7 +282,7 @@ def replay(
 
     try:
         done = search_command.replay(schedule)
-    except ValueError as error:
+    except (ValueError, search_command.IsolationError) as error:
         raise _bad_input(str(error)) from error
     typer.echo(done.text)
     raise typer.Exit(done.code)
@@ -303,7 +303,7 @@ def shrink(
 
     try:
         done = search_command.shrink(schedule, state=state, out=out)
-    except ValueError as error:
+    except (ValueError, search_command.IsolationError) as error:
         raise _bad_input(str(error)) from error
     typer.echo(done.text)
     raise typer.Exit(done.code)

@@ -12,8 +12,10 @@ sleeps, uses no processor time and its frame does not move; another thread runs 
 beside the other until its next point: the order of the two is not controlled.
 
 Threads outside the crew (the autograd engine's on a GPU, say) run freely. Nothing waits for
-ever: a thread that has stood for ``patience`` seconds without anybody arriving anywhere sets all
-free, and the run is *missed*: a harness error, never a pass.
+ever: a thread that has been held for ``patience`` seconds without anybody arriving anywhere sets
+all free, and the run is *missed*: a harness error, never a pass. One that stands before a lock is
+held by nobody but the lock's owner: after ``patience`` it waits in the lock itself, as ``blocked``,
+and where that is a deadlock, the crew's deadline says so.
 """
 
 from __future__ import annotations
@@ -242,11 +244,20 @@ class Control:
         while not self._free and self._current != thread:
             remaining = self._last_arrival + self.patience - time.monotonic()
             if remaining <= 0:
+                if self._states[thread] == WAITS_FOR_LOCK:
+                    self._blocks(thread)
+                    return
                 self._give_up(thread)
                 break
             self._changed.wait(remaining)
         self._states[thread] = RUNNING
         self._standing.pop(thread, None)
+
+    def _blocks(self, thread: str) -> None:
+        self._states[thread] = WAITS
+        self._standing.pop(thread, None)
+        self.blocked.append(thread)
+        self._trace.append((thread, BLOCKED))
 
     def _give_up(self, thread: str) -> None:
         at, _ = self._standing.get(thread, ("its start", 1))
@@ -292,9 +303,7 @@ class Control:
                     state == READY for role, state in self._states.items() if role != current
                 )
                 if looks >= _BLOCKED_AFTER and busy < _BUSY and others:
-                    self._states[current] = WAITS
-                    self.blocked.append(current)
-                    self._trace.append((current, BLOCKED))
+                    self._blocks(current)
                     self._arrived()
                     self._choose(None)
                     before = ()

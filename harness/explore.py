@@ -148,7 +148,8 @@ class Runner:
             },
             deadline=self._deadline * 2,
             label=target.name,
-            environment={VARIABLE: json.dumps(dict(spec))},
+            # More than the crew's deadline: who waits for ever is a deadlock, and no miss.
+            environment={VARIABLE: json.dumps({"patience": self._deadline * 2} | dict(spec))},
         )
         if result.ended == "raised":
             raise ExploreError(f"{target.name} cannot run: {result.what}")
@@ -301,7 +302,7 @@ def explore(
         if isolation is None:
             isolation = stack.enter_context(Isolation(preload=PRELOADED))
         runner = Runner(target, isolation, deadline=deadline)
-        base = {"points": list(points), "patience": deadline}
+        base = {"points": list(points)}
         search: _Preemptions | _Seeds
         if strategy == "preemptions":
             search = _Preemptions(bound)

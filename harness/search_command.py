@@ -10,13 +10,15 @@ from harness import probes
 from harness.control import SWITCH_POINTS
 from harness.explore import PRELOADED, Runner, Target, no_record
 from harness.explore import explore as search
-from harness.isolate import Isolation
+from harness.isolate import Isolation, IsolationError
 from harness.points import to_install
 from harness.replay import Schedule
 from harness.shrink import same_verdict
 from harness.shrink import shrink as make_smaller
 from harness.unfix import CATALOGUE
 from harness.verdict import Record, Verdict, findings, judge
+
+__all__ = ["Done", "IsolationError", "explore", "replay", "shrink", "stuck"]
 
 
 @dataclass(frozen=True)

@@ -231,6 +231,32 @@ def test_two_threads_that_wait_for_each_other_are_left_to_the_crews_deadline() -
     assert [outcome.state for outcome in outcomes] == ["unfinished"] * 2
 
 
+def test_a_deadlock_with_a_lock_that_the_harness_knows_is_no_miss() -> None:
+    """t-1 has the known lock and waits for t-0's own one; t-0 stands before the known one."""
+    known, own = threading.Lock(), threading.Lock()
+
+    def first(at: Callable[..., None]) -> None:
+        with own:
+            at("p")
+            at("lock.wait", "L")
+            with known:
+                at("q")
+
+    def second(at: Callable[..., None]) -> None:
+        at("lock.wait", "L")
+        with known:
+            at("lock.held", "L")
+            at("p")
+            with own:
+                at("q")
+
+    control = controlled(Preemptions({1: "t-1", 3: "t-0"}), patience=0.5)
+    outcomes = play(control, [first, second], deadline=3.0)
+    assert [outcome.state for outcome in outcomes] == ["unfinished"] * 2
+    assert control.missed() is None
+    assert lines(control) == ["t-0 p", "t-1 p", "t-0 blocked"] and control.blocked == ["t-0"]
+
+
 # -- misses --------------------------------------------------------------------------------------
 
 

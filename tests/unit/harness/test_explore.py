@@ -10,10 +10,10 @@ import programs
 import pytest
 import torch.fx._symbolic_trace as st
 
-from harness import search_command
+from harness import cli, search_command
 from harness.capture import CapturedError
 from harness.explore import PRELOADED, ExploreError, Runner, Target, explore
-from harness.isolate import Isolation
+from harness.isolate import Isolation, IsolationError
 from harness.replay import Schedule, ScheduleError
 from harness.shrink import shrink
 from harness.verdict import findings, judge
@@ -111,6 +111,7 @@ def test_random_priorities_over_the_lines_of_a_file_find_it_too(isolation) -> No
 def test_a_deadlock_of_the_programs_own_locks_is_found(isolation) -> None:
     found = explore(programs.two_locks, bound=1, isolation=isolation, deadline=3)
     assert found.outcome == "found" and judge(found.record or {}) == "deadlock", str(found)
+    assert found.controlled
 
 
 def test_a_native_crash_is_found_though_it_leaves_no_schedule(isolation) -> None:
@@ -332,3 +333,15 @@ def _options(**other: Any) -> dict[str, Any]:
         "out": Path("never.schedule"),
     }
     return plain | other
+
+
+def test_a_server_that_cannot_start_is_one_line_and_exit_code_2(monkeypatch, capsys) -> None:
+    def search(*_: Any, **__: Any) -> None:
+        raise IsolationError("the fork server cannot start: cannot import torch: OSError")
+
+    monkeypatch.setattr(search_command, "search", search)
+    monkeypatch.setattr("sys.argv", ["harness", "explore", f"{FILE}:two_traces"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capsys.readouterr().err.strip()
+    assert ended.value.code == 2 and "cannot import torch" in said and "\n" not in said
