@@ -537,7 +537,8 @@ def _stack_text(frames: Sequence[Mapping[str, Any]]) -> str:
     lines, before = [], -1
     for number in sorted({*own, *central.values(), *numbers[-3:]}):
         if number > before + 1:
-            lines.append(f"  ... {number - before - 1} frames")
+            hidden = number - before - 1
+            lines.append(f"  ... {hidden} frame{'s' if hidden > 1 else ''}")
         lines.append(f"  {_place(frames[number])}")
         before = number
     if frames[-1].get("source"):

@@ -21,6 +21,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
 from types import CodeType, FrameType
 from typing import Any
 
@@ -84,6 +85,7 @@ class Incident:
     """One exception, and what everybody did at that moment.
 
     Attributes:
+        stack: what stands above the traceback.
         window: the victim's own call or annotation, if it was inside one.
     """
 
@@ -318,7 +320,8 @@ class Recorder:
                 setattr(error, _MARK, f"{os.getpid()}-{index}")
         if where == "uncaught":
             incident.died = True
-            incident.error = _captured(error)  # the traceback has grown since
+            incident.error = _captured(error)  # the traceback has grown since, over the stack
+            incident.stack = _above(incident.stack, incident.error.frames)
         if incident.counts:
             self._on_finding(incident)
         return incident
@@ -538,6 +541,12 @@ def _frames(raw: tuple[tuple[CodeType, int], ...]) -> tuple[Frame, ...]:
         for code, line in reversed(raw)
     ]
     return _without_ours(tuple(frames))
+
+
+def _above(stack: tuple[Frame, ...], traceback: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """What of ``stack`` stands above the outermost frame of ``traceback``."""
+    outermost = next(((frame.file, frame.function) for frame in traceback), None)
+    return tuple(takewhile(lambda frame: (frame.file, frame.function) != outermost, stack))
 
 
 def _captured(error: BaseException) -> CapturedError:

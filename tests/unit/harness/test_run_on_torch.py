@@ -91,7 +91,8 @@ def test_victim_culprit_both_stacks_and_overlap_are_known(run, caught):
     raised = failed["error"]["frames"][-1]
     assert raised["file"].endswith("torch/_dynamo/eval_frame.py")
     assert raised["function"] == "compile_wrapper"
-    assert "victim" in [frame["function"] for frame in failed["stack"]]
+    way = [frame["function"] for frame in failed["stack"] + failed["error"]["frames"]]
+    assert way.count("victim") == 1 and way.count("run") == 1, "the whole way, and no part twice"
     culprit = failed["culprit"]
     assert (culprit["thread"], culprit["state"]) == ("culprit", "fx-tracing-flag")
     assert culprit["how"] == "inside"
