@@ -158,7 +158,7 @@ class Native:
             yield event
             return
         found = _CUDA_LINE.match(text)
-        if found:
+        if found and line.level not in ("INFO", "DEBUG"):
             yield self._event(line, Kind.NATIVE, "CUDA error", found[0])
             return
         name = _signal_in(text)

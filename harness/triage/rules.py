@@ -34,7 +34,7 @@ beside             another thread of the dump has all of them; `stacks` and `sta
                    asked of one thread
 threads, repeats   at least so many threads; at least so many times for each of them
 versions           as above, for this match alone; `known` = true: the version must be known
-confidence         "high", "medium" or "low"
+confidence         "high", "medium" or "low"; low where only lines of level INFO say so
 why                the sentence that replaces the rule's
 =================  ==============================================================================
 """
@@ -238,7 +238,10 @@ def findings(rules: Sequence[Rule], log: Log) -> list[Finding]:
                     # Of a failure whose own message says it, the line is an explanation.
                     own = _saying(match, log)
                     weak = own is None and not match.keys() & set(_OF_A_STACK)
-                    found.append(Finding(rule, match["confidence"], why, own, evidence, weak))
+                    # What a program tells as a matter of course may be meant as it is.
+                    calm = weak and all(group.event.type == "INFO" for group in evidence)
+                    confidence = "low" if calm else match["confidence"]
+                    found.append(Finding(rule, confidence, why, own, evidence, weak))
                     break
     return found
 

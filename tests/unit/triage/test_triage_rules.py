@@ -176,6 +176,34 @@ def test_a_flag_left_by_overlapping_traces_is_not_blamed_on_a_running_one():
     ]
 
 
+STANCE = "thread b left its block; stance is still force_eager; 0 graphs compiled\n"
+
+
+@pytest.mark.parametrize(
+    ("level", "confidence"), [("INFO ", "low"), ("WARNING ", "high"), ("", "high")]
+)
+def test_lines_that_a_program_tells_as_a_matter_of_course_are_no_sure_sign(level, confidence):
+    (cause,) = triage_text("step 1\n" + level + STANCE + "step 2\n").causes
+    assert (cause.id, cause.confidence) == ("stance-shared", confidence)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO default device cpu for the data workers",
+        "INFO backend=inductor, math_attention as reference",
+        "INFO CUDA out of memory errors so far: 0",
+        "INFO signal 11 handler installed (faulthandler)",
+        "INFO torch._dynamo.reset() between trials",
+        "INFO deadlock detection enabled, timeout 600 s",
+        "I0902 10:00:00.000000 9 ProcessGroupNCCL.cpp:1200] watchdog thread started!",
+        "INFO torch._dynamo.config.cache_size_limit=64 set in all 4 worker threads",
+    ],
+)
+def test_a_line_of_a_healthy_run_is_no_cause(line):
+    assert triage_text(f"step 1 loss 2.0\n{line}\nstep 2 loss 1.9\ndone\n").exit_code == 0
+
+
 OWN = (
     'Traceback (most recent call last):\n  File "/opt/a.py", line 3, in <module>\n    g()\n'
     "ValueError: no row\n"
