@@ -80,6 +80,11 @@ class Request:
             raise RunError("--hang needs the hook points; leave --no-hooks out")
         if not 0 <= self.hang < 1e6:
             raise RunError(f"--hang must be a number of seconds, not {self.hang:g}")
+        if shutil.which(program := self.command[0]) is None:
+            if not Path(program).is_file():
+                raise RunError(f"{program}: command not found")
+            hint = f"; try 'harness run -- python {program}'" if program.endswith(".py") else ""
+            raise RunError(f"{program}: cannot be executed{hint}")
         for name in self.unfix:
             if name not in CATALOGUE:
                 raise RunError(f"there is no unfix {name!r}; there are {', '.join(CATALOGUE)}")
@@ -168,11 +173,6 @@ class _Supervisor:
             return os.posix_spawnp(
                 command[0], command, environment, setsigmask=mask, setsigdef=default
             )
-        except FileNotFoundError:
-            raise RunError(f"{command[0]}: command not found") from None
-        except PermissionError:
-            hint = f"; try 'harness run -- python {command[0]}'" if _is_python(command[0]) else ""
-            raise RunError(f"{command[0]}: cannot be executed{hint}") from None
         except OSError as error:
             raise RunError(f"{command[0]}: cannot be started ({error.strerror})") from error
 
@@ -207,10 +207,6 @@ class _Supervisor:
                 if looks > self._request.hang + _LATE:
                     beat.rename(beat.with_suffix(".stuck"))
                     os.kill(int(beat.stem), signal.SIGABRT)  # the fault handler writes the stacks
-
-
-def _is_python(name: str) -> bool:
-    return name.endswith(".py") and Path(name).is_file()
 
 
 # -- the end -------------------------------------------------------------------------------------

@@ -137,7 +137,8 @@ def test_a_program_that_ends_well_leaves_nothing(run, program, tmp_path, leave):
 
 def test_an_earlier_failure_is_taken_away(run, program, tmp_path):
     assert run(sys.executable, program("1 / 0")).returncode == 1
-    assert (tmp_path / "harness-report" / "crash.json").exists()
+    assert run("pyhton", "x.py").returncode == 2
+    assert (tmp_path / "harness-report" / "crash.json").exists(), "what did not run takes nothing"
     assert run(sys.executable, program("pass")).returncode == 0
     assert not (tmp_path / "harness-report").exists()
 

@@ -394,9 +394,7 @@ def test_when_all_wait_one_is_let_go_and_when_one_ends_the_others_learn_it():
         barrier.wait(DEADLINE)
         perturb.on_event(Event("call.arrive", name))
 
-    begun = time.monotonic()
     assert ended(*(in_thread(f"t{index}", work) for index in range(3)))
-    assert time.monotonic() - begun < DEADLINE  # far below three times the patience
     assert {wait["ended"] for wait in perturb.schedule()["waits"]} == {"nobody else could go on"}
 
 
