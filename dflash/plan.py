@@ -118,7 +118,8 @@ def _memory(
         need[str(place.device)] += parameters * (
             _REPLICA_BYTES + (_MASTER_BYTES if not index else 0)
         )
-        need[str(place.device)] += 2 * chunk  # logits of a chunk, and their gradient
+        # Logits of a chunk, and their gradient; the same of a teacher's, and its distribution.
+        need[str(place.device)] += (4 if recipe.objective.teacher_share else 2) * chunk
     return [
         f"memory on {name}: at least {bytes_ / _GIB:.2f} GiB (weights, gradients, optimizer, "
         "logits of a chunk; activations come on top)"

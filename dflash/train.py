@@ -31,7 +31,7 @@ from dflash.objective import paper_gamma
 from dflash.pipeline import Pipeline, numbers
 from dflash.progress import Progress, say
 from dflash.regenerate import own_text
-from dflash.schedule import Clock, Exchange, Reducer, Stopper, Topology, Worker
+from dflash.schedule import Clock, Exchange, Place, Reducer, Stopper, Topology, Worker
 from dflash.schedule.metrics import MetricsLog
 from dflash.schedule.supervise import supervise
 from dflash.target.load import load_targets
@@ -363,7 +363,7 @@ class _Run:
 
     def _target(self, index: int, exchange: Exchange) -> Callable[[Clock], None]:
         def body(clock: Clock) -> None:
-            self._set_threads()
+            self._settle(self.pipeline.topology.targets[index])
             while True:
                 with clock.activity_of("queue"):
                     number = exchange.claim(index)
@@ -382,7 +382,7 @@ class _Run:
         learner = self.pipeline.learners[index]
 
         def body(clock: Clock) -> None:
-            self._set_threads()
+            self._settle(learner.place)
             while True:
                 total: Sums | None = None
                 for _ in range(self.pipeline.accumulation):
@@ -447,9 +447,13 @@ class _Run:
             raise KeyboardInterrupt  # asked twice: do not wait for the step
         self.signal = number
 
-    def _set_threads(self) -> None:
-        # The number belongs to the thread that sets it, and the result of a sum depends on it.
+    def _settle(self, place: Place) -> None:
+        """What belongs to the thread that sets it, at the begin of a worker's."""
+        # The result of a sum depends on this number.
         torch.set_num_threads(self.recipe.schedule.threads_per_worker)
+        if place.device.type == "cuda":
+            # Else pinned memory and whatever asks for "the" device mean the first GPU.
+            torch.cuda.set_device(place.device)
 
 
 def _state(worker: Worker, elapsed: float) -> dict[str, Any]:
