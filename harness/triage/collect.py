@@ -143,6 +143,7 @@ class Collector:
 
     def _start(self, name: str) -> None:
         self._name = name
+        self._begin = self.lines
         self._streams: dict[str, _Stream] = {}
         self._last_marked = "/"
         self._deaths: deque[Event] = deque(maxlen=DEATHS)
@@ -179,7 +180,7 @@ class Collector:
         if raw.gap:
             for stream in self._streams.values():
                 stream.tracebacks.gap()
-        if self.lines < HEAD_LINES and "orch" in line.whole:
+        if self.lines - self._begin < HEAD_LINES and "orch" in line.whole:
             self._state_torch(line.whole)
         stream = self._stream(line)
         if line.source is not None and line.source.startswith(_TORCH_SOURCES):

@@ -6,6 +6,7 @@ evidence; it does not guess. What the text cannot tell is said too.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -418,7 +419,7 @@ def _next(diagnosis: Diagnosis) -> Iterable[str]:
     """Commands that would tell it, most useful first."""
     seen: set[str] = set()
     said: list[str] = []
-    name = next((i for i in diagnosis.inputs if i != "-"), "train.log")
+    name = shlex.quote(next((i for i in diagnosis.inputs if i != "-"), "train.log"))
     if any(group.event.kind is Kind.FRAMES for group in diagnosis.failures):
         said.append(
             f"grep -n -B3 -A80 -E 'Traceback|Exception in thread' {name}   # the whole tracebacks,"

@@ -7,6 +7,7 @@ import io
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -85,6 +86,19 @@ def test_several_logs_are_one_run(tmp_path):
     (group,) = diagnosis.failures
     assert group.count == 2 and group.threads == ["rank0", "rank3"]
     assert {group.first.name, group.last.name} == set(diagnosis.inputs)
+
+
+def test_each_log_s_head_states_its_torch(tmp_path):
+    (tmp_path / "a.log").write_text(CALM * 5000)
+    (tmp_path / "b.log").write_text("torch 2.12.1\n" + CALM)
+    assert triage_paths(sorted(tmp_path.glob("*.log"))).torch.version == "2.12.1"
+
+
+def test_a_command_to_run_next_names_the_log_as_a_shell_needs_it(tmp_path):
+    path = tmp_path / "my log.txt"
+    path.write_text('  File "/opt/a.py", line 3, in f\n')
+    (command,) = [text for text in triage_paths([path]).next if text.startswith("grep ")]
+    assert shlex.split(command, comments=True)[-1] == str(path)
 
 
 def test_a_growing_log_is_followed_until_it_is_quiet(tmp_path):
