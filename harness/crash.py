@@ -21,6 +21,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -114,7 +115,7 @@ def write_folder(
             }
         )
         readme = _README.format(
-            version=whole.get("harness", ""), when=whole["written"], folder=folder
+            version=whole.get("harness", ""), when=whole["written"], folder=shlex.quote(str(folder))
         )
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "crash.json").unlink(missing_ok=True)  # not whole from here on

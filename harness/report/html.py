@@ -12,6 +12,7 @@ only, and says so.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -191,9 +192,9 @@ def _link(folder: Path, name: Path) -> str:
 
 
 def _crash_folder(folder: Path, row: Row) -> str:
-    """Its crash folder, where one was left."""
+    """Its crash folder as a shell takes it, where one was left."""
     path = folder / "crashes" / Path(row.file).stem
-    return str(path) if row.file and path.is_dir() else ""
+    return shlex.quote(str(path)) if row.file and path.is_dir() else ""
 
 
 def _drawing(record: Mapping[str, Any]) -> Drawing | None:

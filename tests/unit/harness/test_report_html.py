@@ -89,6 +89,9 @@ def test_a_crash_folder_is_named_where_there_is_one(tmp_path, failing):
     (tmp_path / "crashes" / "hang").mkdir(parents=True)
     text = html.write_index(tmp_path).read_text()
     assert text.count(f"harness explain {tmp_path}/crashes/hang") == 1
+    (tmp_path / "crashes" / "guard[none]").mkdir()  # brackets are a pattern to a shell
+    quoted = f"harness explain &#39;{tmp_path}/crashes/guard[none]&#39;"
+    assert quoted in html.write_index(tmp_path).read_text()
 
 
 def test_what_is_not_as_expected_stands_first(failing):
