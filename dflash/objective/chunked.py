@@ -3,8 +3,8 @@
 Logits of a large vocabulary are the largest tensor of a step (8,192 slots x 151,936 fp32: 5 GB,
 and the softmax and its gradient as much again each). Here one buffer [chunk, V] exists at a time
 and is turned from logits into probabilities into the gradient in place; a teacher's distribution
-is a second one. The gradient with respect
-to the hidden states is made in the forward pass, so the head runs once; backward only scales it.
+is a second one. The gradient with respect to the hidden states is made in the forward pass, so the
+head runs once; backward only scales it.
 
 Slots that do not count, slot 0 among them, never reach the head: a NaN there harms nothing.
 The head is a constant: it gets no gradient. Not covered: a head that is split over devices.
