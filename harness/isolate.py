@@ -121,7 +121,8 @@ class Isolation:
         self._keep = keep
         self._environment = dict(environment or {})
         self._own_folder = folder is None
-        self._folder = Path(folder) if folder is not None else None
+        # Absolute: the working folder may be another one when a case is run.
+        self._folder = Path(folder).absolute() if folder is not None else None
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: _Channel | None = None

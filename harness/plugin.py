@@ -238,14 +238,14 @@ def race_trial(request: pytest.FixtureRequest, race_isolated: RunIsolated) -> Ca
         )
         row = _excuse(row, config.stash[_baseline])
         if not row.met and (path := replay_option.save(request.node, function, arguments, record)):
+            path = os.path.relpath(path, config.rootpath)  # as the test's own name
             row = replace(row, replay=f"{row.replay} {shlex.quote(f'--race-replay={path}')}")
-        if config.option.race_report is not None:
-            folder = Path(config.option.race_report)
+        if (folder := replay_option.report_folder(config)) is not None:
             row = files.write_case(folder, request.node.name, record, row)
             if not row.met:
                 crash_folder = files.crash_folder(folder, row)
                 why = crash.write_case(crash_folder, record, dump=result.dump)
-                told = why or f"harness explain {crash_folder}"
+                told = why or f"harness explain {_from_start(config, crash_folder)}"
                 request.node.add_report_section("call", "race case: crash folder", told)
         rows.append(row)
         request.node.user_properties.extend(ci.properties(row))
@@ -360,6 +360,11 @@ def _is_positive(text: str) -> bool:
         return False
 
 
+def _from_start(config: pytest.Config, path: Path) -> str:
+    """``path`` as a shell in pytest's own folder would name it."""
+    return os.path.relpath(path, config.invocation_params.dir)
+
+
 def _place(item: pytest.Item, frame: FrameType) -> str:
     """``FILE:LINE`` of the running test's own line: helpers in between are passed over."""
     at: FrameType | None = frame
@@ -444,7 +449,7 @@ class _Collector:
         self.config.stash[_rows].extend(Row.from_dict(row) for row in rows)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        rows, folder = self.config.stash[_rows], self.config.option.race_report
+        rows, folder = self.config.stash[_rows], replay_option.report_folder(self.config)
         if rows and folder is not None:
             facts = {
                 "device": self.config.option.race_device,
@@ -454,8 +459,8 @@ class _Collector:
                 "gone": [entry.case for entry in self._gone()],
                 "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
             }
-            files.write_report(Path(folder), rows, facts)
-            html.write_index(Path(folder))
+            files.write_report(folder, rows, facts)
+            html.write_index(folder)
         try:
             ci.write_summary(rows)
         except OSError as error:  # the tests have their results all the same

@@ -103,8 +103,8 @@ def save(
     function: Callable[..., Any],
     arguments: Mapping[str, Any],
     record: Mapping[str, Any],
-) -> Path | None:
-    """Writes the schedule that a case passed; None when there is none, or no place for it."""
+) -> str | None:
+    """Writes the schedule that a case passed, and says where; None: there is none, or no place."""
     text = record.get("schedule", {}).get("text")
     if text is None or (folder := _folder(item.config)) is None:
         return None
@@ -116,14 +116,20 @@ def save(
     which = f"{zlib.crc32(item.nodeid.encode()):08x}" + (f"-{number}" if number > 1 else "")
     path = folder / f"{safe}-{which}.schedule"
     Schedule.parse(text).with_facts(**facts).save(path)
-    return path
+    return str(path)
 
 
 def _folder(config: pytest.Config) -> Path | None:
-    if config.option.race_report is not None:
-        return Path(config.option.race_report) / "schedules"
+    if (report := report_folder(config)) is not None:
+        return report / "schedules"
     cache = getattr(config, "cache", None)
     return None if cache is None else Path(cache.mkdir("race"))
+
+
+def report_folder(config: pytest.Config) -> Path | None:
+    """The folder of ``--race-report``, wherever a test has gone meanwhile."""
+    given = config.option.race_report
+    return None if given is None else config.invocation_params.dir / given
 
 
 def _name(item: pytest.Item) -> str:

@@ -179,7 +179,9 @@ def test_a(race_trial, n): race_trial(cases.scheduled, expect=OK)
 """
     result = run(project, test, "--race-report=out")
     result.assert_outcomes(passed=1, failed=2)
-    result.stdout.fnmatch_lines(["replay: *pytest*test_a?1?*--race-replay=*test_a_1_*.schedule*"])
+    result.stdout.fnmatch_lines(
+        ["replay: *pytest*test_a?1?*--race-replay=out/schedules/test_a_1_*.schedule*"]
+    )
     (file,) = (project.path / "out" / "schedules").glob("test_a_1_*")
     assert "test: test_it.py::test_a[1]" in file.read_text()
     kept = project.path / "kept.schedule"
@@ -207,6 +209,18 @@ def test_a(race_trial, n, m): race_trial(cases.scheduled, expect=OK)
     for again, passed in (((), 1), (("--race-repeat=2",), 2)):
         result = run(project, test, f"--race-replay={first}", *again)
         result.assert_outcomes(passed=passed, deselected=passed)
+
+
+def test_report_and_kept_folders_are_where_pytest_was_started(project):
+    test = """
+def test_a(race_trial, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    race_trial(cases.raises, expect=OK)
+"""
+    run(project, test, "--race-report=out", "--race-keep=kept").assert_outcomes(failed=1)
+    assert len(list((project.path / "out" / "cases").glob("test_a.json"))) == 1
+    assert len(list((project.path / "out" / "crashes").glob("*"))) == 1
+    assert (project.path / "kept" / "main" / "001-test_a" / "answer.json").exists()
 
 
 def test_tests_of_one_name_in_two_files_have_a_schedule_each(project):
