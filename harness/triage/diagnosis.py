@@ -259,6 +259,7 @@ def _causes(findings: Sequence[rules.Finding], failures: Sequence[Group]) -> lis
         if at not in best or _weight(finding) < _weight(best[at]):
             best[at] = finding
     primary = any(not f.rule.secondary for f in [*best.values(), *findings])
+    killed = any(_killed(failures[i]) for i in best)
     by_rule: dict[str, list[tuple[rules.Finding, bool]]] = {}
     for finding in findings:
         chosen = finding.group is None or best[index[id(finding.group)]] is finding
@@ -268,7 +269,8 @@ def _causes(findings: Sequence[rules.Finding], failures: Sequence[Group]) -> lis
         chosen_ones = [finding for finding, chosen in entries if chosen]
         top = min(chosen_ones or [entries[0][0]], key=_weight)
         rule = top.rule
-        follows = rule.secondary and primary
+        about = [f.group for f in chosen_ones or [top] if f.group is not None]
+        follows = rule.secondary and (primary or (killed and not any(map(_killed, about))))
         confidence = top.confidence
         if not chosen_ones or follows:
             confidence = "low"
@@ -301,11 +303,20 @@ def _causes(findings: Sequence[rules.Finding], failures: Sequence[Group]) -> lis
         # What lines say beside a failure is no explanation of it.
         lowered = [replace(cause, confidence="low") for cause in causes]
         return [_unknown(failures, unexplained), *lowered]
-    late = [i for i in best if failures[i].event.type != "SIGKILL"]  # told by launchers at the end
-    if unexplained and not primary and late == list(best) and unexplained[0] < min(best):
+    if unexplained and best and not primary and not killed and unexplained[0] < min(best):
         followed = [replace(cause, confidence="low", secondary=True) for cause in causes]
         return [_unknown(failures, unexplained), *followed]
     return causes
+
+
+def _killed(group: Group) -> bool:
+    """Whether the kernel or the launcher says that a process was killed first.
+
+    Its peers time out or lose it, and tell so before the launcher tells the kill.
+    """
+    event = group.event
+    first = event.details.keys() & {"by", "exit_code", "exitcode"}
+    return event.type == "SIGKILL" and bool(first)
 
 
 def _asked_for(group: Group) -> bool:

@@ -219,6 +219,17 @@ KILLED = (
 )
 
 
+def test_peers_that_time_out_follow_from_the_rank_that_was_killed():
+    """The launcher tells the kill last; an abort of the watchdog itself is no kill."""
+    first, *more = triage_text(WATCHDOG + KILLED).causes
+    assert (first.id, first.confidence, first.secondary) == ("rank-killed", "high", False)
+    assert [(c.id, c.confidence, c.secondary) for c in more] == [
+        ("nccl-watchdog-timeout", "low", True)
+    ]
+    first, *more = triage_text(WATCHDOG + KILLED.replace("-9", "-6")).causes
+    assert first.id == "nccl-watchdog-timeout" and not more
+
+
 @pytest.mark.parametrize(
     ("text", "first", "failures"),
     [
