@@ -109,12 +109,12 @@ class Agent:
             self._give_up("cannot watch this torch", error)
 
     def _install(self) -> None:
-        from harness import probes, unfix
+        from harness import unfix
         from harness.crash import versions
         from harness.redact import arguments
 
         recorder = self._need_recorder()
-        recorder.rest = self._rest = probes.rest_values()
+        self._take_rest_values(recorder)
         self._unfix = unfix.unfix(self.configuration["unfix"])
         if self.configuration["hooks"]:
             from harness.hooks import Hooks
@@ -138,6 +138,11 @@ class Agent:
         self._meet_workers()
         with contextlib.suppress(OSError):
             self._note_state({"versions": versions(), "argv": arguments(sys.orig_argv)})
+
+    def _take_rest_values(self, recorder: Recorder) -> None:
+        from harness import probes
+
+        recorder.rest = self._rest = probes.rest_values()
 
     def _guarded(self, listener: Callable[[Any], None]) -> Callable[[Any], None]:
         """``listener``, except that an error of ours ends the watching and not the program."""
@@ -173,7 +178,7 @@ class Agent:
 
         The handler itself is not touched: the program may have pointed it elsewhere since.
         """
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # the latter: it is closed
             descriptor = self._faults.fileno()
             if os.path.samestat(os.fstat(descriptor), os.stat(self._faults_at)):
                 self._faults_at = self._state_path("fault")
@@ -219,6 +224,8 @@ class Agent:
             self._redirect_faults()
         if self.recorder is not None:
             self.recorder.reset()
+            if self._rest:  # what a thread of the parent had up is nobody's left-over here
+                self._take_rest_values(self.recorder)
         if self._perturb is not None:
             self._perturb.reset()
         with contextlib.suppress(OSError):

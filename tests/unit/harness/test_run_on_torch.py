@@ -278,7 +278,7 @@ def test_a_native_crash_is_reported_with_its_stacks(run, tmp_path):
     assert done.returncode == 128 + signal.SIGSEGV
     assert "died by SIGSEGV" in done.stderr
     assert "Segmentation fault" in data["process"]["ended"]
-    assert data["versions"]["torch"]
+    assert data["versions"]["torch"] and data["unaudited"] == "the process died"
     assert "in backend" in (tmp_path / "harness-report" / "stacks.txt").read_text()
 
 
@@ -315,6 +315,34 @@ def test_a_worker_process_that_ends_well_counts_for_a_clean_result(run):
     done, data = run(WORKER.format(method="fork", does=does))
     assert done.stdout == "0\n" and done.returncode == 0, done.stderr
     assert data == {} and "clean: 1 compiled calls in 1 threads" in done.stderr
+
+
+def test_what_a_worker_inherits_from_a_thread_of_its_parent_is_not_its_own(run):
+    """It is forked while a thread traces: the state is up in it from the first moment on."""
+    program = """
+    import multiprocessing, threading
+    import torch._dynamo
+    from torch.fx import symbolic_trace
+
+    inside, done = threading.Event(), threading.Event()
+
+    def traced(x):
+        inside.set()
+        done.wait(60)
+        return x
+
+    thread = threading.Thread(target=symbolic_trace, args=(traced,))
+    thread.start()
+    assert inside.wait(30)
+    worker = multiprocessing.get_context("fork").Process(target=print, args=("worked",))
+    worker.start()
+    worker.join()
+    done.set()
+    thread.join()
+    """
+    done, data = run(program)
+    assert done.stdout == "worked\n" and done.returncode == 0, done.stderr
+    assert data == {} and "compile state at rest" in done.stderr
 
 
 def test_a_worker_process_that_dies_in_native_code_is_found(run, tmp_path):
