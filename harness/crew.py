@@ -143,11 +143,11 @@ class Crew:
         hooks: where work steps are announced (:class:`harness.hooks.Hooks`), or None.
         script: who conducts the members (:class:`harness.schedule.Script` or
             :class:`harness.control.Control`): it is told who they are, and when each begins and
-            has ended. Or None.
+            has ended. Or None. A control decides itself who begins, so all start ``together``.
 
     Raises:
-        CrewError: for a size below 1, an unknown start pattern, a negative step, or a deadline
-            that is not a positive number of seconds.
+        CrewError: for a size below 1, an unknown start pattern, a negative step, a deadline
+            that is not a positive number of seconds, or a control with ``staggered``.
     """
 
     def __init__(
@@ -169,6 +169,8 @@ class Crew:
             raise CrewError(f"work steps count from 0: after_step cannot be {after_step}")
         if not 0 < deadline <= threading.TIMEOUT_MAX:
             raise CrewError(f"a crew's deadline must be positive and finite, not {deadline}")
+        if start == "staggered" and size > 1 and hasattr(script, "strategy"):
+            raise CrewError("a control decides who begins: give the crew start='together'")
         self.start = start
         self.after_step = after_step
         self.deadline = deadline

@@ -7,7 +7,9 @@ import time
 
 import pytest
 
+from harness.control import Control
 from harness.crew import COMPLETED, RAISED, UNFINISHED, Crew, CrewError, Member
+from harness.strategies import Preemptions
 
 NEVER = threading.Event()
 
@@ -222,6 +224,14 @@ def test_a_crew_that_cannot_be_is_refused_in_one_line(
     with pytest.raises(CrewError) as caught:
         Crew(size, **options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_control_and_a_start_pattern_would_wait_for_each_other() -> None:
+    control = Control(Preemptions())
+    with pytest.raises(CrewError, match="a control decides who begins"):
+        Crew(2, script=control)
+    outcomes = Crew(2, script=control, start="together", deadline=20).run(lambda _: None)
+    assert {outcome.state for outcome in outcomes} == {COMPLETED}
 
 
 def test_a_crew_runs_once() -> None:
