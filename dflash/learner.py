@@ -8,6 +8,7 @@ compile for training and one for evaluation.
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,9 +106,10 @@ class Learner:
             FloatingPointError: the loss is not finite.
         """
         loss, metrics = self._forward(packet, "train")
-        if not bool(torch.isfinite(loss.numerator.detach())):
+        value = float(loss.numerator.detach())
+        if not math.isfinite(value):
             raise FloatingPointError(
-                f"packet {packet.number}: the loss is {float(loss.numerator)}; look at the "
+                f"packet {packet.number}: the loss is {value}; look at the "
                 "learning rate, the target's dtype and the features"
             )
         if loss.numerator.requires_grad:
