@@ -30,8 +30,9 @@ from harness.control import SWITCH_POINTS, Recorder
 from harness.hooks import Hooks
 from harness.watch import Watch
 
-# recipes/tiny-cpu.yaml: rows of 256 tokens, 64 anchors, blocks of 8; the bundled target's heads.
-QUERIES, KEYS, HEADS, KEY_HEADS, WIDTH = 64 * 8, 256 + 64 * 8, 3, 1, 64
+# recipes/tiny-cpu.yaml, and the bundled target's heads.
+ROW, ANCHORS, BLOCK, HEADS, KEY_HEADS, WIDTH = 192, 32, 8, 3, 1, 64
+QUERIES, KEYS = ANCHORS * BLOCK, ROW + ANCHORS * BLOCK
 FLEX_CALLS, TRIVIAL_CALLS = 3, 300
 NAMES = ("A", "A/A", "off", "on", "guard")
 LIMITS = {"off": 1.02, "on": 1.3, "guard": 1.03}
@@ -49,7 +50,7 @@ def flex(compile_: Compile) -> Callable[[], None]:
         for heads, length in shapes
     )
     mask = create_block_mask(
-        lambda b, h, i, j: (j < 256) | ((j - 256) // 8 == i // 8),
+        lambda b, h, i, j: (j < ROW) | ((j - ROW) // BLOCK == i // BLOCK),
         None,
         None,
         QUERIES,

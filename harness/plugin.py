@@ -245,7 +245,7 @@ def race_trial(request: pytest.FixtureRequest, race_isolated: RunIsolated) -> Ca
             if not row.met:
                 crash_folder = files.crash_folder(folder, row)
                 why = crash.write_case(crash_folder, record, dump=result.dump)
-                told = why or f"harness explain {_from_start(config, crash_folder)}"
+                told = why or f"harness explain {shlex.quote(_from_start(config, crash_folder))}"
                 request.node.add_report_section("call", "race case: crash folder", told)
         rows.append(row)
         request.node.user_properties.extend(ci.properties(row))

@@ -7,8 +7,9 @@ where it hurts. Which arrivals wait, and for whom, depends on the seed, the thre
 point and the count of its arrivals there, not on the clock.
 
 Nothing waits for ever: a wait ends when it is fulfilled, when every other thread that was seen
-has ended, waits here too or waits for the compile lock, or after ``patience`` seconds. The number
-of waits is limited, so that a long program is slowed down by a known amount at most.
+has ended, waits here too or waits for the compile lock, or after ``patience`` seconds. While few
+waits have ended so, one may take longer: a program's first compiles import and trace for seconds.
+The number of waits is limited, so that a long program is slowed down by a known amount at most.
 
 Not covered: the program's own locks and queues (a thread that waits there looks as if it ran;
 patience ends the wait), and exact replay: the same seed asks for the same waits, and the
@@ -38,6 +39,8 @@ _HOLD: dict[str, tuple[str, ...]] = {
 _CHANCES = (0.4, 0.6, 0.8)
 _TRACES = ("trace.body", "trace.end", "call.arrive")
 _LIMIT = 200  # waits in one run
+_EARLY, _LONGER = 10, 4  # so many waits that patience ended may each take so many times as long
+_PATIENCE_ENDED = "patience ended"
 _LOOK = 0.05  # seconds between two looks whether the others are still alive
 
 
@@ -58,7 +61,8 @@ class Perturb:
 
     Args:
         seed: any integer; the same seed asks the same arrivals to wait.
-        patience: seconds of one wait at most.
+        patience: seconds of one wait at most, but for the first ten that last so long: four
+            times as many.
     """
 
     def __init__(self, seed: int, *, patience: float = 0.7) -> None:
@@ -76,6 +80,7 @@ class Perturb:
         self._seats: dict[int, _Seat] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._owner: _Seat | None = None
+        self._in_vain = 0  # waits that patience ended
         self._begun = time.monotonic()
 
     def on_event(self, event: Event) -> None:
@@ -119,7 +124,9 @@ class Perturb:
         seat.of = dice.choice(others) if others and dice.random() < 0.5 else None
         seat.wants, seat.fulfilled_by = goal, None
         begun = time.monotonic()
-        ended = self._wait(seat, begun + self.patience)
+        longer = _LONGER if self._in_vain < _EARLY else 1
+        ended = self._wait(seat, begun + self.patience * longer)
+        self._in_vain += ended == _PATIENCE_ENDED
         seat.wants = ()
         self._changed.notify_all()  # whoever counted on this thread to go on
         self.decisions.append(
@@ -140,7 +147,7 @@ class Perturb:
                 return "nobody else could go on"
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                return "patience ended"
+                return _PATIENCE_ENDED
             self._changed.wait(min(_LOOK, remaining))
         return f"fulfilled by {seat.fulfilled_by}"
 

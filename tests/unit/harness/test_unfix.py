@@ -276,7 +276,10 @@ def test_without_the_repair_the_copy_is_not_in_the_text() -> None:
         pytest.skip("this torch has the repair: it is taken out above")
     from torch._functorch._aot_autograd import runtime_wrappers
 
-    assert "_cc.run" in inspect.getsource(runtime_wrappers)
+    text = inspect.getsource(runtime_wrappers)
+    if "_get_obj_in_tls('context')" not in text:
+        pytest.skip("this torch enters no context in a backward: nothing to copy")
+    assert "_cc.run" in text
 
 
 def others(*, name: str) -> dict[str, Any]:
