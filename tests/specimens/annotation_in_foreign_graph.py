@@ -11,7 +11,7 @@ SPECIMEN = Specimen(
     rows="12: pytorch#184917",
     state="traceback-meta",
     symptom="nodes carry metadata that their program never wrote",
-    expect={"2.13": Shows("wrong number")},
+    expect={"2.11": Shows("wrong number")},
     schedule=("thread-0 annotate.body", "thread-1 end", "thread-0 end"),
 )
 

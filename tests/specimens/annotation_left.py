@@ -9,7 +9,7 @@ SPECIMEN = Specimen(
     rows="none found (pytorch#184917 is about the same dictionary)",
     state="traceback-meta",
     symptom="none: {'custom': {...}} stays, in the metadata of every later graph",
-    expect={"2.13": Shows("sticky state", stuck=("traceback-meta",))},
+    expect={"2.11": Shows("sticky state", stuck=("traceback-meta",))},
     schedule=(
         "thread-0 annotate.body",
         "thread-1 annotate.body",

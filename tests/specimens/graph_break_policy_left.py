@@ -10,7 +10,7 @@ SPECIMEN = Specimen(
     state="graph-break-errors",
     symptom="every later graph break raises, in all threads",
     expect={
-        "2.13": Shows(
+        "2.11": Shows(
             "sticky state",
             stuck=("graph-break-errors",),
             later={"a graph break": "raised Unsupported"},

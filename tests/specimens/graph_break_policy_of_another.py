@@ -9,7 +9,7 @@ SPECIMEN = Specimen(
     rows="none found",
     state="graph-break-errors",
     symptom="Unsupported: Call to torch._dynamo.graph_break(), where breaks were allowed",
-    expect={"2.13": Shows("raised", raises={"thread-1": "graph_break"})},
+    expect={"2.11": Shows("raised", raises={"thread-1": "graph_break"})},
     schedule=(
         "thread-0 race_specimen_graph_break_policy_of_another:inside@entry",
         "thread-1 end",

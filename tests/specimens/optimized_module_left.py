@@ -9,7 +9,7 @@ SPECIMEN = Specimen(
     rows="none found",
     state="in-optimized-module",
     symptom="module trackers stop to record eager modules",
-    expect={"2.13": Shows("sticky state", stuck=("in-optimized-module",))},
+    expect={"2.11": Shows("sticky state", stuck=("in-optimized-module",))},
     schedule=("thread-0 call.checked", "thread-1 call.checked", "thread-0 end", "thread-1 end"),
     points=("call.checked",),
     guarded=Shows("sticky state", stuck=("in-optimized-module",)),

@@ -10,25 +10,32 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from specimen import facts, names
+from specimen import Shows, facts, names
 
 TEXT = (Path(__file__).parents[2] / "docs" / "findings.md").read_text()
 ROWS = {
-    name: (verdict, state, guard)
-    for name, verdict, state, guard in re.findall(
-        r"^\| \d+ \| \[(\w+)\]\([^)]*\) \| [^|]+ \| ([^|]+) \| ([^|]+) \| ([^|]+) \|", TEXT, re.M
+    name: tuple(rest)
+    for name, *rest in re.findall(
+        r"^\| \d+ \| \[(\w+)\]\([^)]*\) \| [^|]+" + 4 * r" \| ([^|]+)" + r" \|", TEXT, re.M
     )
 }
+MEASURED = ("2.9", "2.11", "2.13", "2.14", "2.15")
+CLEAN = vars(Shows()) | {"refused": 0}
 OURS = [name for name in ROWS if name in names()]
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_the_table_is_what_is_tested(name):
-    verdict, state, guard = ROWS[name]
+    verdict, state, torch, guard = ROWS[name]
     specimen = facts(name)
     shows = specimen.expected("2.13.0")
     assert verdict.split(",")[0] == shows.verdict
     assert state.strip("`") == specimen.state or "`" not in state
+    first, last = (re.split(r" to | (?=on)", torch) * 2)[:2]
+    known = {version: specimen.expected(version) for version in MEASURED}
+    shown = [v for v, shows in known.items() if shows and vars(shows) | {"refused": 0} != CLEAN]
+    assert shown[0] == first and shown[-1] == (MEASURED[-1] if last == "on" else last)
+    assert len(shown) == MEASURED.index(shown[-1]) - MEASURED.index(first) + 1, "a gap"
     guarded = specimen.behind_guard("2.13.0")
     clean = guarded is not None and guarded.verdict == "completed"
     if guard == "none":
@@ -47,7 +54,7 @@ def test_every_race_of_the_catalogue_is_in_the_table():
 
 def test_the_findings_are_distinct():
     """Another state or another verdict: at least ten."""
-    assert len({(verdict, state) for verdict, state, _ in ROWS.values()}) >= 10
+    assert len({(verdict, state) for verdict, state, *_ in ROWS.values()}) >= 10
 
 
 def test_the_tests_that_the_document_names_exist():
