@@ -115,9 +115,14 @@ def test_ctrl_c_lets_what_runs_finish_its_last_words(monkeypatch, tmp_path, capf
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     presser = threading.Thread(target=press, daemon=True)
-    presser.start()
-    with pytest.raises(KeyboardInterrupt):
-        module._python(session, "-c", child)
+    # A job that a shell has put into the background ignores Ctrl-C, and its children do.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        presser.start()
+        with pytest.raises(KeyboardInterrupt):
+            module._python(session, "-c", child)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capfd.readouterr().out == "last words\n"
     presser.join(10)
 

@@ -56,7 +56,7 @@ def test_each_failing_case_leaves_a_folder_and_says_how_to_read_it(pytester, res
     result.assert_outcomes(passed=1, failed=2)
     folders = sorted(path.name for path in (pytester.path / "out" / "crashes").iterdir())
     assert folders == ["test_a[crashes]", "test_a[raises]"]
-    result.stdout.fnmatch_lines(["harness explain out/crashes/test_a?raises?"])
+    result.stdout.fnmatch_lines(["harness explain 'out/crashes/test_a?raises?'"])
     told = explain(pytester, "out/crashes/test_a[raises]")
     assert told.ret == 1
     told.stdout.fnmatch_lines(
