@@ -23,14 +23,11 @@ two points, in C++, or on other torch versions.
 
 from __future__ import annotations
 
-import heapq
 import importlib.util
-import itertools
 import json
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +36,8 @@ from typing import Any
 from harness.control import SWITCH_POINTS, VARIABLE
 from harness.isolate import PRELOAD, CaseResult, Isolation, _address
 from harness.replay import Schedule, ScheduleError
+from harness.search_order import FewestFirst, Seeds
 from harness.verdict import Record, Verdict, findings, judge
-from harness.watch import WRITES
 
 PRELOADED = (*PRELOAD, "harness.trial", "harness.hooks", "harness.watch", "harness.probes")
 _ERRORS_SHOWN = 3
@@ -303,11 +300,11 @@ def explore(
             isolation = stack.enter_context(Isolation(preload=PRELOADED))
         runner = Runner(target, isolation, deadline=deadline)
         base = {"points": list(points)}
-        search: _Preemptions | _Seeds
+        search: FewestFirst | Seeds
         if strategy == "preemptions":
-            search = _Preemptions(bound)
+            search = FewestFirst(bound)
         else:
-            search = _Seeds(seeds, depth, runner.run(base | {"strategy": "preemptions"}))
+            search = Seeds(seeds, depth, runner.run(base | {"strategy": "preemptions"}))
         begun = time.monotonic()
         errors: list[str] = []
         tried = 0
@@ -366,93 +363,3 @@ def _fails(record: Record) -> bool:
 def no_record(record: Record) -> str:
     """What became of a process that has not returned a trial's record."""
     return f"the process left no record: {record.get('process', {}).get('what', 'it ended')}"
-
-
-# preemptions, whether state is written elsewhere, earlier arrivals there, order of discovery
-_Rank = tuple[int, bool, int, int]
-_Decisions = list[dict[str, Any]]
-
-
-class _Preemptions:
-    """All schedules with up to ``bound`` preemptions, those with fewer first."""
-
-    def __init__(self, bound: int) -> None:
-        self._bound = bound
-        self._order = itertools.count()
-        # With each schedule the decisions of the run that it varies, to see that it does so.
-        first: tuple[_Rank, dict[int, str], _Decisions] = ((0, False, 0, next(self._order)), {}, [])
-        self._heap = [first]
-        self._varied: _Decisions = []
-        self._used = 0
-        self.words = f"up to {bound} preemptions"
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while self._heap:
-            (self._used, *_), deviations, self._varied = heapq.heappop(self._heap)
-            plain = {str(number): thread for number, thread in deviations.items()}
-            yield {"strategy": "preemptions", "deviations": plain}
-
-    def learn(self, spec: Mapping[str, Any], record: Record) -> None:
-        """Every other choice after the last deviation is one more schedule."""
-        deviations = {int(number): thread for number, thread in spec["deviations"].items()}
-        decisions = record["schedule"]["decisions"]
-        last = max(deviations, default=-1)
-        arrivals: Counter[tuple[str | None, str | None]] = Counter()
-        for number, decision in enumerate(decisions):
-            current, at = decision["current"], decision["at"]
-            preempts = current is not None
-            cost = self._used + preempts
-            if number > last and cost <= self._bound:
-                elsewhere = preempts and at not in WRITES
-                earlier = arrivals[current, at] if preempts else 0
-                for thread in decision["options"]:
-                    if thread != decision["chosen"]:
-                        rank = (cost, elsewhere, earlier, next(self._order))
-                        entry = (rank, deviations | {number: thread}, decisions)
-                        heapq.heappush(self._heap, entry)
-            arrivals[current, at] += 1
-
-    def parted(self, spec: Mapping[str, Any], record: Record) -> str | None:
-        """Where the run left the one that it varies, up to its last deviation; None: nowhere."""
-        last = max(map(int, spec["deviations"]), default=-1)
-        decisions = record["schedule"]["decisions"]
-        for number, old in enumerate(self._varied[: last + 1]):
-            new = decisions[number] if number < len(decisions) else {}
-            keys = ("options", "current", "at", *(("chosen",) if number < last else ()))
-            if any(new.get(key) != old[key] for key in keys):
-                return f"choice {number} is another one than in the run that it varies"
-        return None
-
-    def waiting(self) -> int:
-        return len(self._heap)
-
-
-class _Seeds:
-    """Random priorities, seed after seed."""
-
-    def __init__(self, seeds: int, depth: int, first: Record) -> None:
-        self._seeds = seeds
-        self._depth = depth
-        self._length = max(1, len(first.get("schedule", {}).get("decisions", ())))
-        self._next = 0
-        self.words = f"random priorities of depth {depth}, seeds 0 to {seeds - 1}"
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while self._next < self._seeds:
-            seed, self._next = self._next, self._next + 1
-            yield {
-                "strategy": "pct",
-                "seed": seed,
-                "depth": self._depth,
-                "length": self._length,
-            }
-
-    def parted(self, spec: Mapping[str, Any], record: Record) -> str | None:
-        """Seeds do not depend on each other."""
-        return None
-
-    def learn(self, spec: Mapping[str, Any], record: Record) -> None:
-        """Seeds do not depend on each other."""
-
-    def waiting(self) -> int:
-        return self._seeds - self._next

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness.explore import _Preemptions
+from harness.search_order import FewestFirst
 from harness.strategies import Choice, Preemptions
 
 Threads = dict[str, list[str]]
@@ -35,7 +35,7 @@ def run(threads: Threads, deviations: dict[int, str]) -> tuple[Trace, list[dict[
 
 
 def search(threads: Threads, bound: int) -> Iterator[tuple[dict[int, str], Trace]]:
-    found = _Preemptions(bound)
+    found = FewestFirst(bound)
     for spec in found:
         deviations = {int(number): name for number, name in spec["deviations"].items()}
         trace, decisions = run(threads, deviations)
